@@ -1,4 +1,4 @@
-/** What is asked and what is answered: the contract with keepleft.serving.explorer, as types. */
+/** The JSON protocol of keepleft.serving.explorer: parameters and answer of each question, as types. */
 
 export interface Token {
   id: number;
@@ -8,33 +8,33 @@ export interface Token {
 
 export type Family = "encoder" | "decoder" | "encoder-decoder";
 export type View = "attention" | "decoding" | "masks" | "leaks" | "training";
-export type Kind = "self" | "masked" | "cross";
+export type AttentionKind = "self" | "masked" | "cross";
 export type Side = "text" | "source";
-/** One head, the mean of all, or what is left when layers are multiplied through. */
+/** One head, the mean of all heads, or the attention rollout up to a layer. */
 export type Head = number | "mean" | "rollout";
 
-/** What is read: a text, and a source where the model is a pair. */
+/** The model's input: a text, and a source for an encoder-decoder. */
 export interface Texts {
   text: string;
   source?: string;
 }
 
-export interface About {
+export interface ModelInfo {
   name: string;
   family: Family;
   parameters: number;
   dim: number;
-  vocab: number;
-  longest: number | null;
-  attentions: { name: string; kind: Kind; layers: number; heads: number; mask: string }[];
+  vocab_size: number;
+  max_positions: number | null;
+  attentions: { name: string; kind: AttentionKind; layers: number; heads: number; mask: string }[];
   views: View[];
   example: Texts;
   version: string;
 }
 
-export interface Attended {
+export interface AttentionInfo {
   name: string;
-  kind: Kind;
+  kind: AttentionKind;
   layers: number;
   heads: number;
   rows: number;
@@ -44,23 +44,23 @@ export interface Attended {
   mask: string[];
 }
 
-export interface Attention {
+export interface AttentionAnswer {
   key: string;
   tokens: { text: Token[]; source?: Token[] };
-  attentions: Attended[];
-  shortened: string | null;
+  attentions: AttentionInfo[];
+  truncated: string | null;
 }
 
-export interface Overview {
+export interface OverviewAnswer {
   rows: number;
   columns: number;
-  step: number;
+  cell_size: number;
   map_u8: string;
-  top: number;
+  max_weight: number;
   claim_bits?: string;
 }
 
-export interface Tile {
+export interface TileAnswer {
   row: number;
   column: number;
   rows: number;
@@ -69,7 +69,7 @@ export interface Tile {
   claim_bits: string;
 }
 
-export interface HeadSummary {
+export interface HeadStats {
   entropy: number;
   distance: number;
   first: number;
@@ -78,50 +78,50 @@ export interface HeadSummary {
   outside: number;
 }
 
-export interface Next {
+export interface NextTokenAnswer {
   prompt: Token[];
-  written: Token[];
-  scores_f32: string;
-  ends: number[];
-  start: number;
+  new_tokens: Token[];
+  logits_f32: string;
+  eos_ids: number[];
+  decoder_start_token_id: number;
 }
 
-export interface Written {
+export interface ContinueAnswer {
   tokens: Token[];
   logprobs: number[];
-  ended: boolean;
+  finished: boolean;
 }
 
 export interface BeamNode {
   id: number;
   parent: number;
   token: Token;
+  logprob: number;
   score: number;
-  total: number;
-  ended?: boolean;
+  finished?: boolean;
 }
 
-export interface Ended {
+export interface FinishedHypothesis {
   tokens: Token[];
   score: number;
   step: number;
 }
 
-export interface Beam {
+export interface BeamAnswer {
   steps: BeamNode[][];
-  finished: Ended[];
+  finished: FinishedHypothesis[];
   best: { tokens: Token[]; score: number } | null;
 }
 
-export interface Alignment {
+export interface AlignmentAnswer {
   source: Token[];
-  written: Token[];
+  target: Token[];
   weights_u8: string;
   rows: number;
   columns: number;
 }
 
-export interface MaskGiven {
+export interface MaskParams {
   expression: string;
   length: number;
   padding: { left: number; right: number };
@@ -130,11 +130,11 @@ export interface MaskGiven {
 
 export interface MaskAnswer {
   mask: string;
-  seen_bits: string;
+  visible_bits: string;
   rows: number;
   columns: number;
   faults: string[];
-  cost: { seen: number; all: number; share: number; words: string };
+  cost: { visible: number; total: number; fraction: number; note: string };
 }
 
 export interface Finding {
@@ -149,7 +149,7 @@ export interface Finding {
   reproduce?: string;
 }
 
-export interface Leaks {
+export interface AuditAnswer {
   state: "none" | "running" | "done";
   seconds: number;
   report?: {
@@ -168,15 +168,15 @@ export interface Leaks {
   columns?: number;
 }
 
-export interface Unmasked {
+export interface UnmaskedAnswer {
   tokens: Token[];
-  with_f32: string;
-  without_f32: string;
-  reads: { rows: number; columns: number; before_u8: string; after_u8: string };
-  words: string;
+  masked_loss_f32: string;
+  unmasked_loss_f32: string;
+  maps: { rows: number; columns: number; masked_u8: string; unmasked_u8: string };
+  note: string;
 }
 
-export interface RunListed {
+export interface RunInfo {
   name: string;
   steps: number;
   modified: number | string;
@@ -184,7 +184,7 @@ export interface RunListed {
 }
 
 /** A line of metrics.jsonl; not every line has every number. */
-export interface Line {
+export interface MetricsLine {
   step: number;
   loss?: number;
   plain?: number;
@@ -196,15 +196,15 @@ export interface Line {
   notes?: string[];
 }
 
-export interface Run {
-  lines: Line[];
-  from?: number; // of the first line; 0 after more were seen: the run was begun anew
-  next: number;
+export interface RunAnswer {
+  lines: MetricsLine[];
+  first_line?: number; // number of the first line; 0 after later ones if the run was restarted
+  next_line: number;
   config: string;
-  ended: boolean;
+  finished: boolean;
 }
 
-export interface Trial {
+export interface TrainingResult {
   mask: string;
   faults: string[];
   curve: [number, number][];
@@ -217,7 +217,7 @@ export interface Trial {
   seen: string;
 }
 
-export interface Compare {
+export interface CompareAnswer {
   same?: {
     length: number;
     seconds: Record<string, number>;
@@ -225,32 +225,47 @@ export interface Compare {
     ratio: Record<string, number>;
   }[];
   control?: { length: number; difference: Record<string, number> };
-  masked?: Trial;
-  unmasked?: Trial;
+  masked?: TrainingResult;
+  unmasked?: TrainingResult;
 }
 
-/** Each question, what goes with it, and what comes back. */
-export interface Questions {
-  about: [Record<string, never>, About];
-  attention: [Texts, Attention];
-  overview: [{ key: string; name: string; layer: number; head: Head; size: number }, Overview];
-  tile: [{ key: string; name: string; layer: number; head: Head; row: number; column: number; size: number }, Tile];
-  reads: [{ key: string; name: string; layer: number; head: Head; token: number; by: boolean }, { weights_f32: string }];
-  summary: [{ key: string; name: string; layer: number }, { heads: HeadSummary[] }];
-  next: [Texts & { tokens: number[]; unmasked: boolean }, Next];
-  spell: [{ ids: number[]; before: number[] }, { tokens: Token[] }];
-  vocabulary: [Record<string, never>, { words: string[] }];
-  write: [Texts & { tokens: number[]; options: Record<string, number | boolean>; limit: number }, Written];
-  beam: [Texts & { width: number; limit: number; length_penalty: number; early_stopping: boolean }, Beam];
-  alignment: [{ source: string; tokens: number[]; layer: number | "mean"; head: number | "mean" }, Alignment];
-  mask: [MaskGiven, MaskAnswer];
-  leaks: [{ wait: boolean }, Leaks];
-  unmasked: [Texts, Unmasked];
-  runs: [Record<string, never>, { runs: RunListed[] }];
-  run: [{ name: string; after: number }, Run];
-  compare: [Record<string, never>, Compare];
+/** Of each question: its parameters and its answer. */
+export interface QuestionTypes {
+  model_info: [Record<string, never>, ModelInfo];
+  attention: [Texts, AttentionAnswer];
+  overview: [{ key: string; name: string; layer: number; head: Head; size: number }, OverviewAnswer];
+  tile: [
+    { key: string; name: string; layer: number; head: Head; row: number; column: number; size: number },
+    TileAnswer,
+  ];
+  token_attention: [
+    { key: string; name: string; layer: number; head: Head; token: number; incoming: boolean },
+    { weights_f32: string },
+  ];
+  head_stats: [{ key: string; name: string; layer: number }, { heads: HeadStats[] }];
+  next_token: [Texts & { tokens: number[]; unmasked: boolean }, NextTokenAnswer];
+  token_texts: [{ ids: number[]; context: number[] }, { tokens: Token[] }];
+  vocabulary: [Record<string, never>, { tokens: string[] }];
+  continue_text: [
+    Texts & { tokens: number[]; options: Record<string, number | boolean>; max_new_tokens: number },
+    ContinueAnswer,
+  ];
+  beam: [
+    Texts & { num_beams: number; max_new_tokens: number; length_penalty: number; early_stopping: boolean },
+    BeamAnswer,
+  ];
+  alignment: [
+    { source: string; tokens: number[]; layer: number | "mean"; head: number | "mean" },
+    AlignmentAnswer,
+  ];
+  mask: [MaskParams, MaskAnswer];
+  audit: [{ wait: boolean }, AuditAnswer];
+  unmasked: [Texts, UnmaskedAnswer];
+  runs: [Record<string, never>, { runs: RunInfo[] }];
+  run: [{ name: string; from_line: number }, RunAnswer];
+  compare: [Record<string, never>, CompareAnswer];
 }
 
-export type Question = keyof Questions;
-export type Given<Q extends Question> = Questions[Q][0];
-export type Answer<Q extends Question> = Questions[Q][1];
+export type Question = keyof QuestionTypes;
+export type Params<Q extends Question> = QuestionTypes[Q][0];
+export type Answer<Q extends Question> = QuestionTypes[Q][1];

@@ -1,8 +1,8 @@
-/** A value that others listen to. What changes with every move of the pointer goes this way, past the rendering of the page. */
+/** An observable value: for state that changes with every pointer move, without re-rendering the page. */
 
 import { useEffect, useState } from "preact/hooks";
 
-export class Held<T> {
+export class Store<T> {
   private readonly listeners = new Set<(value: T) => void>();
 
   constructor(private value: T) {}
@@ -17,18 +17,18 @@ export class Held<T> {
     for (const listener of [...this.listeners]) listener(value);
   }
 
-  /** Gives back what ends it. */
-  listen(listener: (value: T) => void): () => void {
+  /** Returns a function that unsubscribes. */
+  subscribe(listener: (value: T) => void): () => void {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
   }
 }
 
-export function useHeld<T>(held: Held<T>): T {
-  const [value, set] = useState(held.get());
+export function useStore<T>(store: Store<T>): T {
+  const [value, setValue] = useState(store.get());
   useEffect(() => {
-    set(held.get());
-    return held.listen(set);
-  }, [held]);
+    setValue(store.get());
+    return store.subscribe(setValue);
+  }, [store]);
   return value;
 }

@@ -1,45 +1,45 @@
-/** Numbers as they travel: base64 of little-endian bytes, and rows of bits. */
+/** Decodes arrays in answers: base64 of little-endian bytes, and rows of bits. */
 
-export function bytes(text: string): Uint8Array {
-  const letters = atob(text);
-  const out = new Uint8Array(letters.length);
-  for (let i = 0; i < out.length; i++) out[i] = letters.charCodeAt(i);
-  return out;
+export function decodeBytes(base64: string): Uint8Array {
+  const characters = atob(base64);
+  const bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
+  return bytes;
 }
 
-export function floats(text: string): Float32Array {
-  const raw = bytes(text);
-  const view = new DataView(raw.buffer);
-  const out = new Float32Array(raw.length >> 2);
-  for (let i = 0; i < out.length; i++) out[i] = view.getFloat32(i << 2, true);
-  return out;
+export function decodeFloats(base64: string): Float32Array {
+  const bytes = decodeBytes(base64);
+  const view = new DataView(bytes.buffer);
+  const floats = new Float32Array(bytes.length >> 2);
+  for (let i = 0; i < floats.length; i++) floats[i] = view.getFloat32(i << 2, true);
+  return floats;
 }
 
-/** A table of yes and no; each row begins at a whole byte, the most significant bit first. */
-export class Bits {
+/** A boolean matrix. Each row starts at a byte; the first column is its most significant bit. */
+export class BitMatrix {
   private readonly stride: number;
 
   constructor(
-    private readonly raw: Uint8Array,
+    private readonly bytes: Uint8Array,
     readonly rows: number,
     readonly columns: number,
   ) {
     this.stride = (columns + 7) >> 3;
-    if (raw.length < rows * this.stride) {
-      throw new RangeError(`${raw.length} bytes are too few for ${rows} × ${columns} bits`);
+    if (bytes.length < rows * this.stride) {
+      throw new RangeError(`${bytes.length} bytes are too few for ${rows} × ${columns} bits`);
     }
   }
 
-  static read(text: string, rows: number, columns: number): Bits {
-    return new Bits(bytes(text), rows, columns);
+  static decode(base64: string, rows: number, columns: number): BitMatrix {
+    return new BitMatrix(decodeBytes(base64), rows, columns);
   }
 
   at(row: number, column: number): boolean {
-    return ((this.raw[row * this.stride + (column >> 3)] >> (7 - (column & 7))) & 1) === 1;
+    return ((this.bytes[row * this.stride + (column >> 3)] >> (7 - (column & 7))) & 1) === 1;
   }
 }
 
-/** The weight that a byte of a tile stands for: it was stored as round(255·√w). */
-export function weight(byte: number): number {
+/** The weight that a byte of a tile encodes as round(255·√w). */
+export function weightFromByte(byte: number): number {
   return (byte / 255) ** 2;
 }

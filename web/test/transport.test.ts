@@ -1,52 +1,56 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Queue } from "../src/transport/requestQueue.ts";
-import { RecordedSource } from "../src/transport/snapshot.ts";
-import { canonical, refusal } from "../src/transport/transport.ts";
-import { WidgetSource } from "../src/transport/widget.ts";
-import { found, hashed, parsed } from "../src/shell/urlState.ts";
+import { RequestQueue } from "../src/transport/requestQueue.ts";
+import { SnapshotTransport } from "../src/transport/snapshot.ts";
+import { canonicalJson, parseError } from "../src/transport/transport.ts";
+import { WidgetTransport } from "../src/transport/widget.ts";
+import { mergeHash, parseHash, toHash } from "../src/shell/urlState.ts";
 
-test("the same question is the same text, whatever the order of its words", () => {
-  assert.equal(canonical({ b: [1, { d: 2, c: 1.0 }], a: "x" }), canonical({ a: "x", b: [1.0, { c: 1, d: 2 }] }));
-  assert.equal(canonical({ a: undefined, b: null }), '{"b":null}');
+test("canonical JSON does not depend on the order of keys", () => {
+  const first = { b: [1, { d: 2, c: 1.0 }], a: "x" },
+    second = { a: "x", b: [1.0, { c: 1, d: 2 }] };
+  assert.equal(canonicalJson(first), canonicalJson(second));
+  assert.equal(canonicalJson({ a: undefined, b: null }), '{"b":null}');
 });
 
-test("recorded answers are found by their question", async () => {
-  const source = new RecordedSource([
-    { question: "mask", given: { expression: "causal", length: 16 }, answer: { mask: "causal" } },
+test("a snapshot answers by question and parameters", async () => {
+  const transport = new SnapshotTransport([
+    { question: "mask", params: { expression: "causal", length: 16 }, answer: { mask: "causal" } },
   ]);
-  assert.ok(source.can("mask") && !source.can("beam"));
-  assert.deepEqual(await source.ask("mask", { length: 16, expression: "causal" } as never), { mask: "causal" });
-  await assert.rejects(source.ask("mask", { expression: "full", length: 16 } as never), /recorded beforehand/);
+  assert.ok(transport.supports("mask") && !transport.supports("beam"));
+  const answer = await transport.ask("mask", { length: 16, expression: "causal" } as never);
+  assert.deepEqual(answer, { mask: "causal" });
+  const missing = transport.ask("mask", { expression: "full", length: 16 } as never);
+  await assert.rejects(missing, /precomputed answers only/);
 });
 
-test("a widget's replies find who asked", async () => {
+test("a widget's replies are matched by id", async () => {
   const sent: { id: string }[] = [];
-  let hear: (message: unknown) => void = () => undefined;
-  const source = new WidgetSource({
+  let onMessage: (message: unknown) => void = () => undefined;
+  const transport = new WidgetTransport({
     send: (content) => sent.push(content as { id: string }),
     on: (_, listener) => {
-      hear = listener;
+      onMessage = listener;
     },
   });
-  const first = source.ask("about", {}),
-    second = source.ask("runs", {});
-  hear({ id: "of another view", answer: {} });
-  hear({ id: sent[1].id, error: { message: "no runs here", code: "none" } });
-  hear({ id: sent[0].id, answer: { name: "tiny" } });
+  const first = transport.ask("model_info", {}),
+    second = transport.ask("runs", {});
+  onMessage({ id: "of another view", answer: {} });
+  onMessage({ id: sent[1].id, error: { message: "no runs here", code: "none" } });
+  onMessage({ id: sent[0].id, answer: { name: "tiny" } });
   assert.deepEqual(await first, { name: "tiny" });
   await assert.rejects(second, /no runs here/);
 });
 
-test("an error is told from an answer", () => {
-  assert.equal(refusal({ error: { message: "gone", code: "forgotten" } })?.code, "forgotten");
-  assert.equal(refusal({ detail: "not found" })?.message, "not found");
-  assert.equal(refusal({ tokens: [] }), null);
+test("errors are recognized in answers", () => {
+  assert.equal(parseError({ error: { message: "gone", code: "expired" } })?.code, "expired");
+  assert.equal(parseError({ detail: "not found" })?.message, "not found");
+  assert.equal(parseError({ tokens: [] }), null);
 });
 
-test("a queue does the newest first, a few at a time, and nothing that is not wanted", async () => {
+test("a queue runs the newest request first, a few at a time, and drops unwanted ones", async () => {
   const done: string[] = [];
-  const queue = new Queue(1);
+  const queue = new RequestQueue(1);
   const slow = (name: string) => () =>
     new Promise<void>((resolve) =>
       setImmediate(() => {
@@ -63,10 +67,10 @@ test("a queue does the newest first, a few at a time, and nothing that is not wa
   assert.deepEqual(done, ["a", "d", "b"]);
 });
 
-test("the address says what is looked at, and leaves long texts out", () => {
-  const words = { view: "masks", mask: "causal & window(3) | prefix(1)", text: "हिन्दी = ?&#" };
-  assert.deepEqual(parsed(hashed(words)), words);
+test("the URL holds the state, without long texts", () => {
+  const params = { view: "masks", mask: "causal & window(3) | prefix(1)", text: "हिन्दी = ?&#" };
+  assert.deepEqual(parseHash(toHash(params)), params);
   const long = { text: "x".repeat(3000), head: "2" };
-  assert.deepEqual(parsed(hashed(long)), { head: "2" });
-  assert.deepEqual(found(long, "#head=3"), { text: long.text, head: "3" });
+  assert.deepEqual(parseHash(toHash(long)), { head: "2" });
+  assert.deepEqual(mergeHash(long, "#head=3"), { text: long.text, head: "3" });
 });

@@ -1,23 +1,28 @@
-/** The controls of the page: one of several, a number on a scale, yes or no. */
+/** Form controls: choices, numbers, switches; and the status line. */
 
 import type { ComponentChildren } from "preact";
 import { useId } from "preact/hooks";
 
-interface OneOf {
+interface ChoiceProps {
   label: string;
   options: readonly (readonly [value: string, name: string])[];
   value: string;
   onChange(value: string): void;
 }
 
-/** A few choices side by side. */
-export function Segments({ label, options, value, onChange }: OneOf) {
+export function SegmentedControl({ label, options, value, onChange }: ChoiceProps) {
   const group = useId();
   return (
     <div class="segments" role="radiogroup" aria-label={label}>
       {options.map(([option, name]) => (
-        <label key={option} class={option === value ? "on" : ""}>
-          <input type="radio" name={group} value={option} checked={option === value} onChange={() => onChange(option)} />
+        <label key={option} class={option === value ? "selected" : ""}>
+          <input
+            type="radio"
+            name={group}
+            value={option}
+            checked={option === value}
+            onChange={() => onChange(option)}
+          />
           <span>{name}</span>
         </label>
       ))}
@@ -25,8 +30,7 @@ export function Segments({ label, options, value, onChange }: OneOf) {
   );
 }
 
-/** Many choices in a list. */
-export function Choice({ label, options, value, onChange }: OneOf) {
+export function Select({ label, options, value, onChange }: ChoiceProps) {
   return (
     <label class="choice">
       <span>{label}</span>
@@ -41,79 +45,96 @@ export function Choice({ label, options, value, onChange }: OneOf) {
   );
 }
 
-interface Scale {
+interface NumberProps {
   label: string;
   value: number;
-  least: number;
-  most: number;
+  min: number;
+  max: number;
   step: number;
-  shown?: string;
+  valueText?: string;
   hint?: string;
   onChange(value: number): void;
 }
 
-export function Slider({ label, value, least, most, step, shown, hint, onChange }: Scale) {
+export function Slider({ label, value, min, max, step, valueText, hint, onChange }: NumberProps) {
   return (
     <label class="slider" title={hint}>
       <span class="name">{label}</span>
       <span class="value" aria-hidden="true">
-        {shown ?? String(value)}
+        {valueText ?? String(value)}
       </span>
       <input
         type="range"
-        min={least}
-        max={most}
+        min={min}
+        max={max}
         step={step}
         value={value}
         aria-label={label}
-        aria-valuetext={shown}
+        aria-valuetext={valueText}
         onInput={(event) => onChange(Number(event.currentTarget.value))}
       />
     </label>
   );
 }
 
-export function NumberField({ label, value, least, most, onChange }: Omit<Scale, "step">) {
+export function NumberField({ label, value, min, max, onChange }: Omit<NumberProps, "step">) {
   return (
     <label class="choice">
       <span>{label}</span>
       <input
         type="number"
         aria-label={label}
-        min={least}
-        max={most}
+        min={min}
+        max={max}
         value={value}
         inputMode="numeric"
         onInput={(event) => {
-          const typed = Math.round(Number(event.currentTarget.value));
-          if (Number.isFinite(typed)) onChange(Math.max(least, Math.min(most, typed)));
+          const number = Math.round(Number(event.currentTarget.value));
+          if (Number.isFinite(number)) onChange(Math.max(min, Math.min(max, number)));
         }}
       />
     </label>
   );
 }
 
-export function Switch({ label, on, onChange }: { label: string; on: boolean; onChange(on: boolean): void }) {
+interface SwitchProps {
+  label: string;
+  checked: boolean;
+  onChange(checked: boolean): void;
+}
+
+export function Switch({ label, checked, onChange }: SwitchProps) {
   return (
     <label class="switch">
-      <input type="checkbox" role="switch" checked={on} onChange={(event) => onChange(event.currentTarget.checked)} />
+      <input
+        type="checkbox"
+        role="switch"
+        checked={checked}
+        onChange={(event) => onChange(event.currentTarget.checked)}
+      />
       <span>{label}</span>
     </label>
   );
 }
 
-/** One line where something went wrong, or is under way. */
-export function Notice({ error, busy, children }: { error?: string; busy?: boolean; children?: ComponentChildren }) {
+interface StatusProps {
+  error?: string;
+  isLoading?: boolean;
+  children?: ComponentChildren; // instead of "Loading …"
+}
+
+/** A line for an error, or for loading; otherwise nothing. */
+export function Status({ error, isLoading, children }: StatusProps) {
   if (error)
     return (
       <p class="error" role="alert">
         {error}
       </p>
     );
-  if (busy)
+  if (isLoading)
     return (
-      <p class="quiet busy" role="status">
-        {children ?? "One moment …"}
+      <p class="muted busy" role="status">
+        {children ?? "Loading …"}
       </p>
     );
   return null;

@@ -1,56 +1,62 @@
-/** What colours and hatching mean. */
+/** The legend of a map: its colour ramp, and the marks of the claimed mask. */
 
 import { useEffect, useRef } from "preact/hooks";
-import { css } from "../colour.ts";
+import { rampColour } from "../colour.ts";
 import { usePalette } from "../shell/hooks.ts";
 
 interface Props {
   low?: string;
   high: string;
-  claim?: boolean;
-  strays?: boolean;
-  arcs?: boolean;
+  showClaim?: boolean;
+  showOutside?: boolean;
+  isArcs?: boolean;
 }
 
-export function Legend({ low = "0", high, claim = true, strays = true, arcs = false }: Props) {
+export function Legend({ low = "0", high, showClaim = true, showOutside = true, isArcs = false }: Props) {
   const palette = usePalette();
-  const bar = useRef<HTMLCanvasElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
-    const context = bar.current!.getContext("2d")!;
+    const context = canvas.current!.getContext("2d")!;
     for (let x = 0; x < 128; x++) {
-      context.fillStyle = css(palette.ramp, x / 127);
+      context.fillStyle = rampColour(palette.ramp, x / 127);
       context.fillRect(x, 0, 1, 10);
     }
   }, [palette]);
   return (
-    <div class="legend quiet">
+    <div class="legend muted">
       <span>{low}</span>
-      <canvas ref={bar} width={128} height={10} role="img" aria-label={`Colours from ${low} to ${high}`} />
+      <canvas
+        ref={canvas}
+        width={128}
+        height={10}
+        role="img"
+        aria-label={`Colour scale from ${low} to ${high}`}
+      />
       <span>{high}</span>
-      {claim && !arcs && (
-        <span class="pair">
-          <span class="swatch hatched" aria-hidden="true" /> may not be read
+      {showClaim && !isArcs && (
+        <span class="legend-item">
+          <span class="swatch hatched" aria-hidden="true" /> masked out
         </span>
       )}
-      {claim && !arcs && strays && (
-        <span class="pair">
+      {showClaim && !isArcs && showOutside && (
+        <span class="legend-item">
           <span class="swatch crossed" aria-hidden="true">
             ☒
           </span>{" "}
-          read all the same
+          nonzero despite the mask
         </span>
       )}
-      {claim && arcs && (
-        <span class="pair">
-          <span class="swatch dashed" aria-hidden="true" /> read against the mask
+      {showClaim && isArcs && (
+        <span class="legend-item">
+          <span class="swatch dashed" aria-hidden="true" /> nonzero despite the mask
         </span>
       )}
     </div>
   );
 }
 
-/** A weight with as many digits as say something. */
-export function digits(value: number): string {
+/** A weight, rounded to two or three significant digits. */
+export function formatWeight(value: number): string {
   if (value === 0) return "0";
   if (value >= 0.0995) return value.toFixed(2);
   if (value >= 0.001) return value.toFixed(3);

@@ -1,87 +1,112 @@
-/** A map on the page: the canvas, its buttons, and the words that go with it. */
+/** A map on the page: its canvas and zoom buttons. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import type { Held } from "../store.ts";
-import type { Labels } from "../map/labels.ts";
-import type { Point } from "../map/matrix.ts";
+import type { Store } from "../store.ts";
+import type { AxisLabels } from "../map/labels.ts";
+import type { CellPosition } from "../map/matrix.ts";
 import type { MapData } from "../map/tile.ts";
-import { type Mode, type Shown, Viewer } from "../map/mapViewer.ts";
+import { type MapMode, type MapOptions, MapViewer } from "../map/mapViewer.ts";
 import { usePalette } from "../shell/hooks.ts";
 
 interface Props {
   title: string;
   data: MapData;
-  rows: Labels;
-  columns: Labels;
-  pointed: Held<Point>;
-  onPoint(point: Point | null): void;
-  mode?: Mode;
-  claim?: boolean;
-  least?: number;
-  pair?: boolean;
-  forward?: number;
-  cuts?: readonly number[];
-  tallest?: number;
-  buttons?: boolean;
+  rows: AxisLabels;
+  columns: AxisLabels;
+  hovered: Store<CellPosition>;
+  onHover(point: CellPosition | null): void;
+  mode?: MapMode;
+  showClaim?: boolean;
+  minWeight?: number;
+  isCross?: boolean;
+  forwardFraction?: number;
+  boundaries?: readonly number[];
+  maxHeight?: number;
+  showZoomButtons?: boolean;
 }
 
-const NONE: readonly number[] = [];
+const NO_BOUNDARIES: readonly number[] = [];
 
 export function MapCanvas({
   title,
   data,
   rows,
   columns,
-  pointed,
-  onPoint,
+  hovered,
+  onHover,
   mode = "matrix",
-  claim = true,
-  least = 0.05,
-  pair = false,
-  forward = 0.5,
-  cuts = NONE,
-  tallest = 620,
-  buttons = true,
+  showClaim = true,
+  minWeight = 0.05,
+  isCross = false,
+  forwardFraction = 0.5,
+  boundaries = NO_BOUNDARIES,
+  maxHeight = 620,
+  showZoomButtons = true,
 }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const viewer = useRef<Viewer | null>(null);
+  const viewer = useRef<MapViewer | null>(null);
   const palette = usePalette();
-  const heard = useRef(onPoint);
-  heard.current = onPoint;
-  const shown = useMemo<Shown>(
-    () => ({ data, rows, columns, mode, claim, palette, least, pair, forward, cuts, tallest }),
-    [data, rows, columns, mode, claim, palette, least, pair, forward, cuts, tallest],
+  const onHoverRef = useRef(onHover);
+  onHoverRef.current = onHover;
+  const options = useMemo<MapOptions>(
+    () => ({
+      data,
+      rows,
+      columns,
+      mode,
+      showClaim,
+      palette,
+      minWeight,
+      isCross,
+      forwardFraction,
+      boundaries,
+      maxHeight,
+    }),
+    [
+      data,
+      rows,
+      columns,
+      mode,
+      showClaim,
+      palette,
+      minWeight,
+      isCross,
+      forwardFraction,
+      boundaries,
+      maxHeight,
+    ],
   );
   useEffect(() => {
-    const made = new Viewer(canvas.current!, shown, (point) => heard.current(point));
-    viewer.current = made;
-    return () => made.end();
+    const newViewer = new MapViewer(canvas.current!, options, (point) => onHoverRef.current(point));
+    viewer.current = newViewer;
+    return () => newViewer.dispose();
   }, []);
-  useEffect(() => viewer.current!.show(shown), [shown]);
+  useEffect(() => viewer.current!.update(options), [options]);
   useEffect(() => {
-    viewer.current?.point(pointed.get());
-    return pointed.listen((point) => viewer.current?.point(point));
-  }, [pointed]);
+    viewer.current?.setHovered(hovered.get());
+    return hovered.subscribe((point) => viewer.current?.setHovered(point));
+  }, [hovered]);
+  const zoom = (factor: number) => viewer.current!.zoom(factor, null);
   return (
     <div class="map">
-      <div class="sheet-of">
+      <div>
         <canvas
           ref={canvas}
           tabIndex={0}
           role="img"
           aria-label={`${title}: ${data.rows} rows, ${data.columns} columns`}
-          aria-description="Plus and minus zoom, arrow keys move, 0 shows all of it."
+          aria-description="Plus and minus zoom, arrow keys pan, 0 fits the map to the view."
         />
       </div>
-      {buttons && (
-        <div class="zooms" role="group" aria-label={`Size of ${title}`}>
-          <button type="button" class="icon" aria-label="Nearer" onClick={() => viewer.current!.zoom(1.6, null)}>
+      {showZoomButtons && (
+        <div class="zoom-buttons" role="group" aria-label={`Zoom of ${title}`}>
+          <button type="button" class="icon" aria-label="Zoom in" onClick={() => zoom(1.6)}>
             +
           </button>
-          <button type="button" class="icon" aria-label="Farther" onClick={() => viewer.current!.zoom(1 / 1.6, null)}>
+          <button type="button" class="icon" aria-label="Zoom out" onClick={() => zoom(1 / 1.6)}>
             −
           </button>
-          <button type="button" class="icon" aria-label="All of it" onClick={() => viewer.current!.fit()}>
+          <button type="button" class="icon" aria-label="Fit to view" onClick={() => viewer.current!.fit()}>
             ⤢
           </button>
         </div>

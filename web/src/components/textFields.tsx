@@ -1,68 +1,69 @@
-/** The fields for what is read: a text, and a source where the model is a pair. */
+/** The input fields: a text, and a source for an encoder-decoder. */
 
 import { useEffect, useState } from "preact/hooks";
 import type { Texts } from "../api.ts";
-import { usePage, useTexts } from "../shell/hooks.ts";
-import { RecordedSource } from "../transport/snapshot.ts";
-import { tongue } from "./tokenStrip.tsx";
+import { useExplorer, useTexts } from "../shell/hooks.ts";
+import { SnapshotTransport } from "../transport/snapshot.ts";
+import { detectLanguage } from "./tokenStrip.tsx";
 
 interface Props {
-  act: string; // what the button says
-  busy?: boolean;
-  target?: boolean; // a pair's own text is typed too
-  onAct?(texts: Texts): void;
+  submitLabel: string;
+  isLoading?: boolean;
+  showTarget?: boolean; // of an encoder-decoder; without it the target is generated
+  onSubmit?(texts: Texts): void;
 }
 
-export function TextFields({ act, busy = false, target = true, onAct }: Props) {
-  const { about, source } = usePage();
-  const pair = about.family === "encoder-decoder";
-  const [texts, say] = useTexts();
-  const [draft, type] = useState(texts);
-  useEffect(() => type(texts), [texts]);
-  const send = () => {
-    say(draft);
-    onAct?.(draft);
+export function TextFields({ submitLabel, isLoading = false, showTarget = true, onSubmit }: Props) {
+  const { modelInfo, transport } = useExplorer();
+  const isEncoderDecoder = modelInfo.family === "encoder-decoder";
+  const [texts, setTexts] = useTexts();
+  const [draft, setDraft] = useState(texts);
+  useEffect(() => setDraft(texts), [texts]);
+  const submit = () => {
+    setTexts(draft);
+    onSubmit?.(draft);
   };
-  if (source instanceof RecordedSource) {
+  if (transport instanceof SnapshotTransport) {
+    const shownTexts = isEncoderDecoder ? [texts.source, showTarget ? texts.text : ""] : [texts.text];
     return (
-      <p class="quiet" dir="auto">
-        {[pair ? texts.source : "", pair && !target ? "" : texts.text].filter(Boolean).join(" → ")}
+      <p class="muted" dir="auto">
+        {shownTexts.filter(Boolean).join(" → ")}
       </p>
     );
   }
-  const field = (name: "text" | "source", label: string, hint: string) => (
+  const field = (name: "text" | "source", label: string, placeholder: string) => (
     <label class="text">
       <span>{label}</span>
       <textarea
         rows={2}
         aria-label={label}
         value={draft[name]}
-        placeholder={hint}
+        placeholder={placeholder}
         dir="auto"
-        lang={tongue([{ text: draft[name] ?? "" }])}
+        lang={detectLanguage([{ text: draft[name] ?? "" }])}
         spellcheck={false}
-        onInput={(event) => type({ ...draft, [name]: event.currentTarget.value })}
+        onInput={(event) => setDraft({ ...draft, [name]: event.currentTarget.value })}
         onKeyDown={(event) => {
           if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
           event.preventDefault();
-          send();
+          submit();
         }}
       />
     </label>
   );
   return (
     <form
-      class="texts"
+      class="text-fields"
       onSubmit={(event) => {
         event.preventDefault();
-        send();
+        submit();
       }}
     >
-      {pair && field("source", "Source", "A text for the encoder")}
-      {(!pair || target) &&
-        field("text", pair ? "Target" : "Text", pair ? "Leave it empty, and the model writes one" : "A text to read")}
-      <button type="submit" disabled={busy}>
-        {busy ? "One moment …" : act}
+      {isEncoderDecoder && field("source", "Source", "Text for the encoder")}
+      {isEncoderDecoder && showTarget && field("text", "Target", "Leave empty to let the model generate it")}
+      {!isEncoderDecoder && field("text", "Text", "Text for the model")}
+      <button type="submit" disabled={isLoading}>
+        {isLoading ? "Loading …" : submitLabel}
       </button>
     </form>
   );

@@ -1,124 +1,126 @@
-/** A text as its tokens. The one that is pointed at lights up what it reads (filled) and who reads it (underlined). */
+/** A text as its tokens. What the hovered token attends to is filled, what attends to it is underlined. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Token } from "../api.ts";
-import { type Cluster, clusters, loose, membership } from "../graphemes.ts";
-import type { Held } from "../store.ts";
+import { type Cluster, graphemeClusters, omitsSpaces, clusterIndices } from "../graphemes.ts";
+import type { Store } from "../store.ts";
 
-export interface Light {
-  reads: Float32Array | null; // weight for each token
-  by: Float32Array | null;
+export interface TokenHighlight {
+  attendsTo: Float32Array | null; // weights of the hovered token, by token
+  attendedBy: Float32Array | null; // weights on the hovered token, by token
 }
 
 interface Props {
   title: string;
   tokens: readonly Token[];
-  pointed: Held<number | null>;
-  light: Held<Light>;
-  onPoint(token: number | null): void;
+  hovered: Store<number | null>;
+  highlight: Store<TokenHighlight>;
+  onHover(token: number | null): void;
 }
 
-const DARK: Light = { reads: null, by: null };
-const FAINT = 0.004; // less than that is not shown
+const NO_HIGHLIGHT: TokenHighlight = { attendsTo: null, attendedBy: null };
+const MIN_WEIGHT = 0.004; // smaller ones are not highlighted
 
-export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
+export function TokenStrip({ title, tokens, hovered, highlight, onHover }: Props) {
   const list = useRef<HTMLDivElement>(null);
-  const groups = useMemo(() => clusters(tokens), [tokens]);
-  const member = useMemo(() => membership(groups, tokens.length), [groups, tokens]);
+  const clusters = useMemo(() => graphemeClusters(tokens), [tokens]);
+  const clusterOfToken = useMemo(() => clusterIndices(clusters, tokens.length), [clusters, tokens]);
 
   useEffect(() => {
-    let before: HTMLElement | null = null;
-    const mark = (token: number | null) => {
-      const box = list.current; // none: an answer came just as the view was left
-      before?.classList.remove("pointed");
-      before = token === null ? null : ((box?.children[member[token]] as HTMLElement | undefined) ?? null);
-      before?.classList.add("pointed");
-      if (before?.id) box?.setAttribute("aria-activedescendant", before.id);
-      if (box?.matches(":focus-visible")) before?.scrollIntoView({ block: "nearest" });
+    let hoveredElement: HTMLElement | null = null;
+    const markHovered = (token: number | null) => {
+      const container = list.current; // null if the view was left before an answer came
+      hoveredElement?.classList.remove("hovered");
+      const element = token === null ? undefined : container?.children[clusterOfToken[token]];
+      hoveredElement = (element as HTMLElement | undefined) ?? null;
+      hoveredElement?.classList.add("hovered");
+      if (hoveredElement?.id) container?.setAttribute("aria-activedescendant", hoveredElement.id);
+      if (container?.matches(":focus-visible")) hoveredElement?.scrollIntoView({ block: "nearest" });
     };
-    mark(pointed.get());
-    return pointed.listen(mark);
-  }, [pointed, member]);
+    markHovered(hovered.get());
+    return hovered.subscribe(markHovered);
+  }, [hovered, clusterOfToken]);
 
   useEffect(() => {
-    let lit: HTMLElement[] = [];
-    const shine = ({ reads, by }: Light) => {
-      for (const element of lit) {
-        element.style.removeProperty("--reads");
-        element.style.removeProperty("--by");
+    let highlighted: HTMLElement[] = [];
+    const applyHighlight = ({ attendsTo, attendedBy }: TokenHighlight) => {
+      for (const element of highlighted) {
+        element.style.removeProperty("--attends-to");
+        element.style.removeProperty("--attended-by");
       }
-      lit = [];
-      const box = list.current;
-      if (box === null) return;
-      groups.forEach((group, n) => {
-        const read = most(reads, group),
-          back = most(by, group);
-        if (read < FAINT && back < FAINT) return;
-        const element = box.children[n] as HTMLElement;
-        element.style.setProperty("--reads", strength(read));
-        element.style.setProperty("--by", strength(back));
-        lit.push(element);
+      highlighted = [];
+      const container = list.current;
+      if (container === null) return;
+      clusters.forEach((cluster, n) => {
+        const outgoing = maxWeight(attendsTo, cluster),
+          incoming = maxWeight(attendedBy, cluster);
+        if (outgoing < MIN_WEIGHT && incoming < MIN_WEIGHT) return;
+        const element = container.children[n] as HTMLElement;
+        element.style.setProperty("--attends-to", highlightOpacity(outgoing));
+        element.style.setProperty("--attended-by", highlightOpacity(incoming));
+        highlighted.push(element);
       });
     };
-    shine(light.get());
-    return light.listen(shine);
-  }, [light, groups]);
+    applyHighlight(highlight.get());
+    return highlight.subscribe(applyHighlight);
+  }, [highlight, clusters]);
 
   const spans = useMemo(
     () =>
-      groups.map((group) => (
+      clusters.map((cluster) => (
         <span
-          key={group.first}
+          key={cluster.first}
           role="option"
-          id={`${title}-${group.first}`}
-          data-first={group.first}
-          aria-label={spoken(group)}
-          class={group.special ? "token special" : "token"}
+          id={`${title}-${cluster.first}`}
+          data-first={cluster.first}
+          aria-label={accessibleLabel(cluster)}
+          class={cluster.special ? "token special" : "token"}
         >
-          {printed(group.text)}
+          {showWhitespace(cluster.text)}
         </span>
       )),
-    [groups, title],
-  ); // thousands of them: not made anew for every change around them
+    [clusters, title],
+  ); // memoized: there may be thousands
 
-  const step = (event: KeyboardEvent) => {
-    const now = pointed.get() ?? -1;
+  const onKeyDown = (event: KeyboardEvent) => {
+    const current = hovered.get() ?? -1;
     const moves: Record<string, number> = {
-      ArrowLeft: now - 1,
-      ArrowRight: now + 1,
-      ArrowUp: now - 10,
-      ArrowDown: now + 10,
+      ArrowLeft: current - 1,
+      ArrowRight: current + 1,
+      ArrowUp: current - 10,
+      ArrowDown: current + 10,
       Home: 0,
       End: tokens.length - 1,
     };
-    if (event.key === "Escape") onPoint(null);
-    else if (event.key in moves) onPoint(Math.max(0, Math.min(tokens.length - 1, moves[event.key])));
+    if (event.key === "Escape") onHover(null);
+    else if (event.key in moves) onHover(Math.max(0, Math.min(tokens.length - 1, moves[event.key])));
     else return;
     event.preventDefault();
     event.stopPropagation();
   };
-  const under = (event: Event) => {
+  const tokenAt = (event: Event) => {
     const element = (event.target as HTMLElement).closest<HTMLElement>("[data-first]");
     return element === null || !list.current!.contains(element) ? null : Number(element.dataset.first);
   };
   return (
     <section class="tokens">
       <h3>
-        {title} <span class="quiet">{tokens.length.toLocaleString("en")} tokens</span>
+        {title} <span class="muted">{tokens.length.toLocaleString("en")} tokens</span>
       </h3>
       <div
         ref={list}
-        class={loose(tokens) ? "strip loose" : "strip"}
+        class={omitsSpaces(tokens) ? "token-strip spaced" : "token-strip"}
         role="listbox"
         aria-label={`Tokens of ${title}`}
         tabIndex={0}
         dir="auto"
-        lang={tongue(tokens)}
-        onKeyDown={step}
-        onPointerOver={(event) => onPoint(under(event))}
-        onPointerLeave={() => onPoint(null)}
+        lang={detectLanguage(tokens)}
+        onKeyDown={onKeyDown}
+        onPointerOver={(event) => onHover(tokenAt(event))}
+        onPointerLeave={() => onHover(null)}
         onFocus={() => {
-          if (pointed.get() === null && tokens.length > 0 && list.current!.matches(":focus-visible")) onPoint(0);
+          const isKeyboardFocus = list.current!.matches(":focus-visible");
+          if (hovered.get() === null && tokens.length > 0 && isKeyboardFocus) onHover(0);
         }}
       >
         {spans}
@@ -127,31 +129,33 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
   );
 }
 
-export const unlit = (): Light => DARK;
+export const noHighlight = (): TokenHighlight => NO_HIGHLIGHT;
 
-function most(weights: Float32Array | null, group: Cluster): number {
-  let out = 0;
-  if (weights !== null) for (let n = group.first; n < group.end; n++) out = Math.max(out, weights[n] ?? 0);
-  return out;
+function maxWeight(weights: Float32Array | null, cluster: Cluster): number {
+  let max = 0;
+  if (weights === null) return max;
+  for (let n = cluster.first; n < cluster.end; n++) max = Math.max(max, weights[n] ?? 0);
+  return max;
 }
 
-/** Small weights should still be seen: by the root of their size. */
-function strength(weight: number): string {
+/** The square root of a weight, so that small ones stay visible. */
+function highlightOpacity(weight: number): string {
   return Math.sqrt(Math.min(1, weight)).toFixed(3);
 }
 
-/** With signs for what is not seen otherwise. */
-export function printed(text: string): string {
+/** A text with symbols for line breaks and tabs. */
+export function showWhitespace(text: string): string {
   return text === "" ? "∅" : text.replace(/\r\n|\r|\n/g, "↵\n").replace(/\t/g, "⇥");
 }
 
-function spoken(group: Cluster): string {
-  const parts = group.end - group.first;
-  return `${group.text.trim() || "space"}, token ${group.first}${parts > 1 ? ` to ${group.end - 1}` : ""}`;
+function accessibleLabel(cluster: Cluster): string {
+  const count = cluster.end - cluster.first;
+  const range = count > 1 ? `${cluster.first} to ${cluster.end - 1}` : String(cluster.first);
+  return `${cluster.text.trim() || "space"}, token ${range}`;
 }
 
-/** Enough for the right letters and the right voice; what it cannot tell it does not say. */
-export function tongue(tokens: readonly { text: string }[]): string | undefined {
+/** The language for fonts and screen readers, where the script gives it away; undefined otherwise. */
+export function detectLanguage(tokens: readonly { text: string }[]): string | undefined {
   const text = tokens
     .slice(0, 200)
     .map((token) => token.text)

@@ -1,52 +1,62 @@
-/** A small map that is there at once. */
+/** A small map that is in memory completely. */
 
-import { type Bits, weight } from "../wire.ts";
-import { allowed, cell, type MapData, type Piece, type Reading, weighed } from "./tile.ts";
+import { type BitMatrix, weightFromByte } from "../wire.ts";
+import { isCellAllowed, cellIndex, type MapData, type Tile, type CellValue, cellWeight } from "./tile.ts";
 
-export class WholeMap implements MapData {
-  private readonly piece: Piece;
-  private readonly most: number;
+export class InMemoryMap implements MapData {
+  private readonly tile: Tile;
+  private readonly largestWeight: number;
 
-  /** Bytes are √-scaled weights; `top` is where the ramp ends, the largest of them unless said. */
+  /** `values` are √-scaled weights. `maxWeight`, the end of the colour ramp, is by default the largest. */
   constructor(
     readonly rows: number,
     readonly columns: number,
     values: Uint8Array,
-    claim: Bits | null = null,
-    top?: number,
+    claim: BitMatrix | null = null,
+    maxWeight?: number,
   ) {
-    this.most = top ?? weight(values.reduce((a, b) => Math.max(a, b), 0));
-    this.piece = { row: 0, column: 0, rows, columns, step: 1, values, full: 1, gain: gain(this.most), claim };
+    this.largestWeight = maxWeight ?? weightFromByte(values.reduce((a, b) => Math.max(a, b), 0));
+    this.tile = {
+      row: 0,
+      column: 0,
+      rows,
+      columns,
+      cellSize: 1,
+      values,
+      maxWeight: 1,
+      colourGain: colourGain(this.largestWeight),
+      claim,
+    };
   }
 
-  /** A table of yes and no. */
-  static of(bits: Bits): WholeMap {
+  /** A map of a boolean matrix, which is also its claim. */
+  static fromBits(bits: BitMatrix): InMemoryMap {
     const values = new Uint8Array(bits.rows * bits.columns);
     for (let row = 0; row < bits.rows; row++) {
       for (let column = 0; column < bits.columns; column++)
         values[row * bits.columns + column] = bits.at(row, column) ? 160 : 0;
     }
-    return new WholeMap(bits.rows, bits.columns, values, bits, 1);
+    return new InMemoryMap(bits.rows, bits.columns, values, bits, 1);
   }
 
-  top(): number {
-    return this.most;
+  maxWeight(): number {
+    return this.largestWeight;
   }
 
-  coarse(): Piece | null {
+  overview(): Tile | null {
     return null;
   }
 
-  fine(): Piece[] {
-    return [this.piece];
+  tiles(): Tile[] {
+    return [this.tile];
   }
 
-  at(row: number, column: number): Reading | null {
+  cellValue(row: number, column: number): CellValue | null {
     if (row < 0 || column < 0 || row >= this.rows || column >= this.columns) return null;
     return {
-      weight: weighed(this.piece, cell(this.piece, row, column)),
-      allowed: allowed(this.piece, row, column),
-      exact: true,
+      weight: cellWeight(this.tile, cellIndex(this.tile, row, column)),
+      isAllowed: isCellAllowed(this.tile, row, column),
+      isExact: true,
     };
   }
 
@@ -54,12 +64,12 @@ export class WholeMap implements MapData {
     return "";
   }
 
-  listen(): () => void {
+  subscribe(): () => void {
     return () => undefined;
   }
 }
 
-/** What a √-scaled byte is multiplied by so that the largest weight gets the last colour. */
-export function gain(top: number): number {
-  return top > 0 ? 1 / Math.sqrt(top) : 1;
+/** The factor for √-scaled bytes by which the largest weight gets the last colour. */
+export function colourGain(maxWeight: number): number {
+  return maxWeight > 0 ? 1 / Math.sqrt(maxWeight) : 1;
 }

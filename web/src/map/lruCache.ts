@@ -1,29 +1,29 @@
-/** Keeps the last few of what was used. */
+/** A cache that evicts the least recently used entries. */
 
-export class Recent<T> {
-  private readonly kept = new Map<string, T>();
+export class LruCache<T> {
+  private readonly entries = new Map<string, T>();
 
-  constructor(private readonly limit: number) {}
+  constructor(private readonly maxSize: number) {}
 
-  get(name: string): T | undefined {
-    const value = this.kept.get(name);
+  get(key: string): T | undefined {
+    const value = this.entries.get(key);
     if (value !== undefined) {
-      this.kept.delete(name);
-      this.kept.set(name, value);
+      this.entries.delete(key);
+      this.entries.set(key, value);
     }
     return value;
   }
 
-  set(name: string, value: T): void {
-    this.kept.delete(name);
-    this.kept.set(name, value);
-    for (const oldest of this.kept.keys()) {
-      if (this.kept.size <= this.limit) break;
-      this.kept.delete(oldest);
+  set(key: string, value: T): void {
+    this.entries.delete(key);
+    this.entries.set(key, value);
+    for (const oldest of this.entries.keys()) {
+      if (this.entries.size <= this.maxSize) break;
+      this.entries.delete(oldest);
     }
   }
 
   get size(): number {
-    return this.kept.size;
+    return this.entries.size;
   }
 }

@@ -1,138 +1,162 @@
-/** One canvas with a map on it: keeps the camera, and draws at most once a frame, when something has changed. */
+/** Draws a map on a canvas: it owns the camera, and redraws at most once per frame when something changed. */
 
-import { type ArcScene, drawArcs } from "./arcs.ts";
+import { type ArcPlot, drawArcs } from "./arcs.ts";
 import type { Palette } from "./tileImages.ts";
-import { type Camera, fit, fitting, isFit, LARGEST, moved, showing, type Stage, within, zoomed } from "./camera.ts";
-import { gestures } from "./gestures.ts";
-import { type Labels, room, SMALLEST } from "./labels.ts";
-import { drawMatrix, type Point, type Scene } from "./matrix.ts";
+import {
+  type Camera,
+  clampCamera,
+  fitCamera,
+  fitScale,
+  isFullyVisible,
+  MAX_SCALE,
+  panCamera,
+  revealCell,
+  type Viewport,
+  zoomCamera,
+} from "./camera.ts";
+import { attachGestures } from "./gestures.ts";
+import { type AxisLabels, gutterSize, MIN_LABEL_SCALE } from "./labels.ts";
+import { drawMatrix, type CellPosition, type MatrixPlot } from "./matrix.ts";
 import type { MapData } from "./tile.ts";
 
-export type Mode = "matrix" | "arcs";
+export type MapMode = "matrix" | "arcs";
 
-export interface Shown {
+export interface MapOptions {
   data: MapData;
-  rows: Labels;
-  columns: Labels;
-  mode: Mode;
-  claim: boolean;
+  rows: AxisLabels;
+  columns: AxisLabels;
+  mode: MapMode;
+  showClaim: boolean;
   palette: Palette;
-  least: number;
-  pair: boolean;
-  forward: number;
-  cuts: readonly number[];
-  tallest: number; // pixels
+  minWeight: number;
+  isCross: boolean;
+  forwardFraction: number;
+  boundaries: readonly number[];
+  maxHeight: number; // pixels
 }
 
-export class Viewer {
+export class MapViewer {
   private camera: Camera = { x: 0, y: 0, scale: 1 };
-  private pointed: Point = { row: null, column: null };
+  private hovered: CellPosition = { row: null, column: null };
   private width = 0;
   private height = 0;
   private frame = 0;
-  private touched = false; // the reader has moved the camera: do not move it back
-  private readonly ends: (() => void)[] = [];
-  private unlisten: () => void = () => undefined;
+  private isMovedByUser = false; // then a resize keeps the camera
+  private readonly disposers: (() => void)[] = [];
+  private unsubscribe: () => void = () => undefined;
 
   constructor(
     private readonly canvas: HTMLCanvasElement,
-    private shown: Shown,
-    private readonly onPoint: (point: Point | null) => void,
+    private options: MapOptions,
+    private readonly onHover: (point: CellPosition | null) => void,
   ) {
-    const watch = new ResizeObserver(([entry]) => this.resize(entry.contentRect.width));
-    watch.observe(canvas.parentElement!);
-    this.ends.push(() => watch.disconnect());
-    this.ends.push(
-      gestures(canvas, {
+    const observer = new ResizeObserver(([entry]) => this.resize(entry.contentRect.width));
+    observer.observe(canvas.parentElement!);
+    this.disposers.push(() => observer.disconnect());
+    this.disposers.push(
+      attachGestures(canvas, {
         zoom: (factor, at) => this.zoom(factor, at),
-        move: (dx, dy) => this.look(moved(this.camera, this.stage(), this.shown.mode === "arcs" ? 0 : dx, dy)),
+        pan: (dx, dy) => this.pan(this.options.mode === "arcs" ? 0 : dx, dy),
         fit: () => this.fit(),
-        point: (at) => this.onPoint(at === null ? null : this.under(at)),
-        whole: () => isFit(this.camera, this.stage()),
+        hover: (at) => this.onHover(at === null ? null : this.cellAt(at)),
+        isFullyVisible: () => isFullyVisible(this.camera, this.viewport()),
       }),
     );
-    this.show(shown);
+    this.update(options);
   }
 
-  end(): void {
+  dispose(): void {
     cancelAnimationFrame(this.frame);
-    this.unlisten();
-    for (const end of this.ends) end();
+    this.unsubscribe();
+    for (const dispose of this.disposers) dispose();
   }
 
-  show(shown: Shown): void {
-    const same =
-      shown.data.rows === this.shown.data.rows &&
-      shown.data.columns === this.shown.data.columns &&
-      shown.mode === this.shown.mode;
-    this.unlisten();
-    this.shown = shown;
-    this.unlisten = shown.data.listen(() => this.draw());
-    if (!same) this.touched = false;
+  update(options: MapOptions): void {
+    const isSameLayout =
+      options.data.rows === this.options.data.rows &&
+      options.data.columns === this.options.data.columns &&
+      options.mode === this.options.mode;
+    this.unsubscribe();
+    this.options = options;
+    this.unsubscribe = options.data.subscribe(() => this.scheduleDraw());
+    if (!isSameLayout) this.isMovedByUser = false;
     this.resize(this.width);
   }
 
-  point(point: Point): void {
-    if (point.row === this.pointed.row && point.column === this.pointed.column) return;
-    this.pointed = point;
-    this.draw();
+  setHovered(cell: CellPosition): void {
+    if (cell.row === this.hovered.row && cell.column === this.hovered.column) return;
+    this.hovered = cell;
+    this.scheduleDraw();
   }
 
-  /** Brings a cell into view where it is not. */
-  reveal(point: Point): void {
-    if (isFit(this.camera, this.stage())) return;
+  /** Bring a cell into view. */
+  reveal(cell: CellPosition): void {
+    if (isFullyVisible(this.camera, this.viewport())) return;
     const { y, x } = this.camera;
-    this.look(showing(this.camera, this.stage(), point.row ?? Math.ceil(y), point.column ?? Math.ceil(x)));
+    const row = cell.row ?? Math.ceil(y),
+      column = cell.column ?? Math.ceil(x);
+    this.setCamera(revealCell(this.camera, this.viewport(), row, column));
   }
 
   zoom(factor: number, at: { x: number; y: number } | null): void {
-    const stage = this.stage(),
+    const viewport = this.viewport(),
       { left, top } = this.gutters();
-    const where =
-      at === null ? { x: stage.width / 2, y: stage.height / 2 } : { x: Math.max(0, at.x - left), y: Math.max(0, at.y - top) };
-    this.touched = true;
-    this.look(zoomed(this.camera, stage, factor, where));
+    const anchor =
+      at === null
+        ? { x: viewport.width / 2, y: viewport.height / 2 }
+        : { x: Math.max(0, at.x - left), y: Math.max(0, at.y - top) };
+    this.isMovedByUser = true;
+    this.setCamera(zoomCamera(this.camera, viewport, factor, anchor));
+  }
+
+  pan(dx: number, dy: number): void {
+    this.setCamera(panCamera(this.camera, this.viewport(), dx, dy));
   }
 
   fit(): void {
-    this.touched = false;
-    this.look(fit(this.stage()));
+    this.isMovedByUser = false;
+    this.setCamera(fitCamera(this.viewport()));
   }
 
-  private look(camera: Camera): void {
-    this.camera = within(camera, this.stage());
-    this.canvas.style.touchAction = isFit(this.camera, this.stage()) ? "pan-y" : "none";
-    this.draw();
+  private setCamera(camera: Camera): void {
+    this.camera = clampCamera(camera, this.viewport());
+    this.canvas.style.touchAction = isFullyVisible(this.camera, this.viewport()) ? "pan-y" : "none";
+    this.scheduleDraw();
   }
 
-  /** Labels need room where they fit; a first guess at the scale says whether they do. */
-  private gutters(near = this.touched ? this.camera.scale : 0): { left: number; top: number } {
-    const { data, rows, columns, palette, mode, tallest } = this.shown;
-    if (mode === "arcs") return { left: room(rows, palette.font, SMALLEST), top: 0 };
-    const guess = Math.min(LARGEST, (this.width - 60) / data.columns, tallest / data.rows);
-    const scale = Math.max(guess, near);
-    return { left: room(rows, palette.font, scale), top: scale < SMALLEST ? 22 : room(columns, palette.font, scale) };
+  /** Space for labels, which are drawn only where they fit: it depends on an estimate of the scale. */
+  private gutters(currentScale = this.isMovedByUser ? this.camera.scale : 0): { left: number; top: number } {
+    const { data, rows, columns, palette, mode, maxHeight } = this.options;
+    if (mode === "arcs") return { left: gutterSize(rows, palette.font, MIN_LABEL_SCALE), top: 0 };
+    const fittedScale = Math.min(MAX_SCALE, (this.width - 60) / data.columns, maxHeight / data.rows);
+    const scale = Math.max(fittedScale, currentScale);
+    return {
+      left: gutterSize(rows, palette.font, scale),
+      top: scale < MIN_LABEL_SCALE ? 22 : gutterSize(columns, palette.font, scale),
+    };
   }
 
-  private stage(): Stage {
-    const { data, mode, pair } = this.shown;
+  private viewport(): Viewport {
+    const { data, mode, isCross } = this.options;
     const { left, top } = this.gutters();
     const size = { width: Math.max(40, this.width - left - 1), height: Math.max(40, this.height - top - 1) };
-    if (mode === "arcs") return { ...size, rows: Math.max(data.rows, pair ? data.columns : 0), columns: 1 };
+    if (mode === "arcs") {
+      return { ...size, rows: Math.max(data.rows, isCross ? data.columns : 0), columns: 1 };
+    }
     return { ...size, rows: data.rows, columns: data.columns };
   }
 
   private resize(width: number): void {
-    const { data, mode, pair, tallest } = this.shown,
+    const { data, mode, isCross, maxHeight } = this.options,
       { left, top } = this.gutters(0);
     this.width = width;
     this.height =
       1 +
       Math.min(
-        tallest,
+        maxHeight,
         mode === "arcs"
-          ? Math.max(data.rows, pair ? data.columns : 0) * 24
-          : top + data.rows * Math.min(LARGEST, Math.max(40, width - left - 1) / data.columns),
+          ? Math.max(data.rows, isCross ? data.columns : 0) * 24
+          : top + data.rows * Math.min(MAX_SCALE, Math.max(40, width - left - 1) / data.columns),
       );
     const ratio = window.devicePixelRatio || 1;
     const size = { width: Math.round(width * ratio), height: Math.round(this.height * ratio) };
@@ -141,53 +165,56 @@ export class Viewer {
       this.canvas.style.height = `${this.height}px`;
       this.canvas.style.width = `${width}px`;
     }
-    this.look(this.touched ? this.camera : this.start(this.stage()));
+    this.setCamera(this.isMovedByUser ? this.camera : this.initialCamera(this.viewport()));
   }
 
-  /** A table is shown whole at first; a long column of tokens from where it can be read. */
-  private start(stage: Stage): Camera {
-    return this.shown.mode === "arcs" ? { x: 0, y: 0, scale: Math.max(fitting(stage), Math.min(20, LARGEST)) } : fit(stage);
+  /** A matrix is fitted into the view; arcs start at the top, at a scale at which tokens are readable. */
+  private initialCamera(viewport: Viewport): Camera {
+    if (this.options.mode !== "arcs") return fitCamera(viewport);
+    return { x: 0, y: 0, scale: Math.max(fitScale(viewport), Math.min(20, MAX_SCALE)) };
   }
 
-  private draw(): void {
+  private scheduleDraw(): void {
     if (this.frame !== 0) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       if (this.width === 0) return;
       const context = this.canvas.getContext("2d")!;
-      const { data, palette, rows, columns, claim, cuts } = this.shown;
-      const scene: Scene = {
+      const { data, palette, rows, columns, showClaim, boundaries } = this.options;
+      const plot: MatrixPlot = {
         data,
         palette,
         rows,
         columns,
-        claim,
-        cuts,
+        showClaim,
+        boundaries,
         camera: this.camera,
-        stage: this.stage(),
+        viewport: this.viewport(),
         ...this.gutters(),
-        ratio: window.devicePixelRatio || 1,
-        pointed: this.pointed,
+        pixelRatio: window.devicePixelRatio || 1,
+        hovered: this.hovered,
       };
-      if (this.shown.mode === "matrix") drawMatrix(context, scene);
+      if (this.options.mode === "matrix") drawMatrix(context, plot);
       else {
-        const { least, pair, forward } = this.shown;
-        drawArcs(context, { ...scene, least, pair, forward } satisfies ArcScene);
+        const { minWeight, isCross, forwardFraction } = this.options;
+        drawArcs(context, { ...plot, minWeight, isCross, forwardFraction } satisfies ArcPlot);
       }
     });
   }
 
-  private under(at: { x: number; y: number }): Point | null {
+  private cellAt(position: { x: number; y: number }): CellPosition | null {
     const { left, top } = this.gutters(),
-      { data, mode, pair } = this.shown;
-    const row = Math.floor((at.y - (mode === "arcs" ? 0 : top)) / this.camera.scale + this.camera.y);
+      { data, mode, isCross } = this.options;
+    const row = Math.floor((position.y - (mode === "arcs" ? 0 : top)) / this.camera.scale + this.camera.y);
     if (mode === "arcs") {
-      if (pair && at.x > this.width / 2) return row < data.columns ? { row: null, column: row } : null;
-      return row >= 0 && row < data.rows ? { row, column: pair ? null : row } : null;
+      if (isCross && position.x > this.width / 2) {
+        return row < data.columns ? { row: null, column: row } : null;
+      }
+      return row >= 0 && row < data.rows ? { row, column: isCross ? null : row } : null;
     }
-    const column = Math.floor((at.x - left) / this.camera.scale + this.camera.x);
-    const inRow = at.y >= top && row < data.rows,
-      inColumn = at.x >= left && column < data.columns;
+    const column = Math.floor((position.x - left) / this.camera.scale + this.camera.x);
+    const inRow = position.y >= top && row < data.rows,
+      inColumn = position.x >= left && column < data.columns;
     return inRow || inColumn ? { row: inRow ? row : null, column: inColumn ? column : null } : null;
   }
 }

@@ -1,8 +1,8 @@
-/** A map of weights, as the painters see it: pieces of bytes, coarse or fine, that come when they come. */
+/** A map of weights in tiles: an overview of low resolution, and tiles of full resolution once loaded. */
 
-import type { Bits } from "../wire.ts";
+import type { BitMatrix } from "../wire.ts";
 
-/** A rectangle in tokens; `bottom` and `right` are not in it any more. */
+/** A rectangle in tokens; `bottom` and `right` are exclusive. */
 export interface Region {
   top: number;
   left: number;
@@ -10,50 +10,55 @@ export interface Region {
   right: number;
 }
 
-/** Bytes of one rectangle. */
-export interface Piece {
-  row: number; // its first token
+/** The weights of one rectangle of a map, as bytes. */
+export interface Tile {
+  row: number; // in tokens, as is column
   column: number;
-  rows: number; // in cells
+  rows: number; // in cells, as are columns
   columns: number;
-  step: number; // tokens in a cell, each way
+  cellSize: number; // tokens per cell, in both directions
   values: Uint8Array;
-  full: number; // the weight that 255 stands for: weight = full · (byte / 255)²
-  gain: number; // byte · gain is a place on the ramp of 256 colours
-  claim: Bits | null; // cells that may be read; null where that is not known
+  maxWeight: number; // weight = maxWeight · (byte / 255)²
+  colourGain: number; // byte · colourGain is an index into the colour ramp
+  claim: BitMatrix | null; // cells that the claimed mask allows; null if unknown
 }
 
-export interface Reading {
+export interface CellValue {
   weight: number;
-  allowed: boolean | null;
-  exact: boolean; // false: the largest of several tokens
+  isAllowed: boolean | null;
+  isExact: boolean; // false: the maximum over a cell of several tokens
 }
 
 export interface MapData {
   readonly rows: number;
   readonly columns: number;
-  /** The largest weight: where the ramp ends. */
-  top(): number;
-  /** All of it in one coarse piece, as soon as that is there. */
-  coarse(): Piece | null;
-  /** The fine pieces of a region that are there; the others are asked for. */
-  fine(region: Region): Piece[];
-  at(row: number, column: number): Reading | null;
+  /** The largest weight: the end of the colour ramp. */
+  maxWeight(): number;
+  /** The overview; null until it is loaded. */
+  overview(): Tile | null;
+  /** The loaded tiles of a region; the missing ones are requested. */
+  tiles(region: Region): Tile[];
+  cellValue(row: number, column: number): CellValue | null;
   error(): string;
-  /** Told whenever there is more to draw; gives back what stops that. */
-  listen(changed: () => void): () => void;
+  /** Called whenever there is more to draw; returns a function that unsubscribes. */
+  subscribe(listener: () => void): () => void;
 }
 
-/** The place in a piece's bytes of the cell that holds a token of the map. */
-export function cell(piece: Piece, row: number, column: number): number {
-  return Math.floor((row - piece.row) / piece.step) * piece.columns + Math.floor((column - piece.column) / piece.step);
+/** The index into a tile's values of the cell that contains a position of the map. */
+export function cellIndex(tile: Tile, row: number, column: number): number {
+  const [cellRow, cellColumn] = cellPosition(tile, row, column);
+  return cellRow * tile.columns + cellColumn;
 }
 
-export function weighed(piece: Piece, n: number): number {
-  return piece.full * (piece.values[n] / 255) ** 2;
+export function cellWeight(tile: Tile, index: number): number {
+  return tile.maxWeight * (tile.values[index] / 255) ** 2;
 }
 
-export function allowed(piece: Piece, row: number, column: number): boolean | null {
-  if (piece.claim === null) return null;
-  return piece.claim.at(Math.floor((row - piece.row) / piece.step), Math.floor((column - piece.column) / piece.step));
+export function isCellAllowed(tile: Tile, row: number, column: number): boolean | null {
+  if (tile.claim === null) return null;
+  return tile.claim.at(...cellPosition(tile, row, column));
+}
+
+function cellPosition(tile: Tile, row: number, column: number): [row: number, column: number] {
+  return [Math.floor((row - tile.row) / tile.cellSize), Math.floor((column - tile.column) / tile.cellSize)];
 }

@@ -1,8 +1,8 @@
-/** Pieces turned into small pictures once, so that drawing a frame is a matter of scaling them. */
+/** Tiles rendered to images once, so that drawing a frame only scales them. */
 
-import type { Piece } from "./tile.ts";
+import type { Tile } from "./tile.ts";
 
-/** What a theme draws with. */
+/** The colours and the font of a theme, for canvases. */
 export interface Palette {
   ramp: Uint8ClampedArray;
   ink: string;
@@ -11,53 +11,57 @@ export interface Palette {
   paper: string;
   accent: string;
   alert: string;
-  font: string; // the faces, without a size
+  font: string; // family without a size
 }
 
-/** A piece as a picture with one pixel for each cell. */
-export interface Pictures {
+/** A tile as images with one pixel per cell. */
+export interface TileImages {
   weights: HTMLCanvasElement;
   forbidden: HTMLCanvasElement | null;
-  strays: Stray[]; // weights where none may be, the largest first
+  outside: OutsideCell[]; // weights outside the claim, the largest first
 }
 
-export interface Stray {
+export interface OutsideCell {
   row: number;
   column: number;
   byte: number;
 }
 
-const MANY = 60; // strays of a piece that are marked; a map full of them is seen without marks
-const NOISE = 2; // bytes: a weight below 6e-5 is rounding
+const MAX_OUTSIDE_CELLS = 60; // marked per tile; more would hide the map
+const MIN_OUTSIDE_BYTE = 2; // smaller weights, below 6e-5, are rounding errors
 
-let cache = new WeakMap<Piece, Pictures>();
-let inked: Uint8ClampedArray | null = null;
+let cache = new WeakMap<Tile, TileImages>();
+let cachedRamp: Uint8ClampedArray | null = null;
 
-export function pictures(piece: Piece, palette: Palette): Pictures {
-  if (inked !== palette.ramp) {
+export function tileImages(tile: Tile, palette: Palette): TileImages {
+  if (cachedRamp !== palette.ramp) {
     cache = new WeakMap();
-    inked = palette.ramp;
+    cachedRamp = palette.ramp;
   }
-  let made = cache.get(piece);
-  if (made === undefined) {
-    const forbidden = forbiddenOf(piece);
-    made = { weights: weightsOf(piece, palette.ramp), forbidden, strays: forbidden === null ? [] : straysOf(piece) };
-    cache.set(piece, made);
+  let images = cache.get(tile);
+  if (images === undefined) {
+    const forbidden = renderForbidden(tile);
+    images = {
+      weights: renderWeights(tile, palette.ramp),
+      forbidden,
+      outside: forbidden === null ? [] : findOutsideCells(tile),
+    };
+    cache.set(tile, images);
   }
-  return made;
+  return images;
 }
 
-export function canvasOf(width: number, height: number): HTMLCanvasElement {
+export function createCanvas(width: number, height: number): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, width);
   canvas.height = Math.max(1, height);
   return canvas;
 }
 
-function weightsOf(piece: Piece, ramp: Uint8ClampedArray): HTMLCanvasElement {
-  return filled(piece, (values, pixels) => {
+function renderWeights(tile: Tile, ramp: Uint8ClampedArray): HTMLCanvasElement {
+  return renderPixels(tile, (values, pixels) => {
     for (let n = 0; n < values.length; n++) {
-      const colour = Math.min(255, Math.round(values[n] * piece.gain)) * 3;
+      const colour = Math.min(255, Math.round(values[n] * tile.colourGain)) * 3;
       pixels[n * 4] = ramp[colour];
       pixels[n * 4 + 1] = ramp[colour + 1];
       pixels[n * 4 + 2] = ramp[colour + 2];
@@ -66,13 +70,13 @@ function weightsOf(piece: Piece, ramp: Uint8ClampedArray): HTMLCanvasElement {
   });
 }
 
-function forbiddenOf(piece: Piece): HTMLCanvasElement | null {
-  const { claim } = piece;
+function renderForbidden(tile: Tile): HTMLCanvasElement | null {
+  const { claim } = tile;
   if (claim === null) return null;
   let any = false;
-  const canvas = filled(piece, (_, pixels) => {
-    for (let row = 0, n = 3; row < piece.rows; row++) {
-      for (let column = 0; column < piece.columns; column++, n += 4) {
+  const canvas = renderPixels(tile, (_, pixels) => {
+    for (let row = 0, n = 3; row < tile.rows; row++) {
+      for (let column = 0; column < tile.columns; column++, n += 4) {
         if (claim.at(row, column)) continue;
         pixels[n] = 255;
         any = true;
@@ -82,24 +86,31 @@ function forbiddenOf(piece: Piece): HTMLCanvasElement | null {
   return any ? canvas : null;
 }
 
-function straysOf(piece: Piece): Stray[] {
-  const out: Stray[] = [];
-  const least = Math.max(NOISE, 0.1 * piece.values.reduce((a, b) => Math.max(a, b), 0));
-  for (let row = 0, n = 0; row < piece.rows; row++) {
-    for (let column = 0; column < piece.columns; column++, n++) {
-      if (piece.values[n] >= least && !piece.claim!.at(row, column)) {
-        out.push({ row: piece.row + row * piece.step, column: piece.column + column * piece.step, byte: piece.values[n] });
+function findOutsideCells(tile: Tile): OutsideCell[] {
+  const cells: OutsideCell[] = [];
+  const minByte = Math.max(MIN_OUTSIDE_BYTE, 0.1 * tile.values.reduce((a, b) => Math.max(a, b), 0));
+  for (let row = 0, n = 0; row < tile.rows; row++) {
+    for (let column = 0; column < tile.columns; column++, n++) {
+      if (tile.values[n] >= minByte && !tile.claim!.at(row, column)) {
+        cells.push({
+          row: tile.row + row * tile.cellSize,
+          column: tile.column + column * tile.cellSize,
+          byte: tile.values[n],
+        });
       }
     }
   }
-  return out.sort((a, b) => b.byte - a.byte).slice(0, MANY);
+  return cells.sort((a, b) => b.byte - a.byte).slice(0, MAX_OUTSIDE_CELLS);
 }
 
-function filled(piece: Piece, fill: (values: Uint8Array, pixels: Uint8ClampedArray) => void): HTMLCanvasElement {
-  const canvas = canvasOf(piece.columns, piece.rows);
+function renderPixels(
+  tile: Tile,
+  fill: (values: Uint8Array, pixels: Uint8ClampedArray) => void,
+): HTMLCanvasElement {
+  const canvas = createCanvas(tile.columns, tile.rows);
   const context = canvas.getContext("2d")!;
   const image = context.createImageData(canvas.width, canvas.height);
-  fill(piece.values, image.data);
+  fill(tile.values, image.data);
   context.putImageData(image, 0, 0);
   return canvas;
 }

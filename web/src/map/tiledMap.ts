@@ -1,161 +1,174 @@
-/** A map that is asked for piece by piece: the coarse picture first, then the tiles that one looks at. */
+/** A map that is loaded piece by piece: first the overview, then the visible tiles. */
 
-import type { Answer, Given, Head, Overview, Question } from "../api.ts";
-import { Bits, bytes, weight } from "../wire.ts";
-import type { Queue } from "../transport/requestQueue.ts";
-import { said } from "../transport/transport.ts";
-import { Recent } from "./lruCache.ts";
-import { allowed, cell, type MapData, type Piece, type Reading, type Region, weighed } from "./tile.ts";
-import { corner, OVERVIEW, single, TILE, tiles } from "./tiling.ts";
-import { gain } from "./inMemoryMap.ts";
+import type { Answer, Params, Head, OverviewAnswer, Question } from "../api.ts";
+import { BitMatrix, decodeBytes, weightFromByte } from "../wire.ts";
+import type { RequestQueue } from "../transport/requestQueue.ts";
+import { errorMessage } from "../transport/transport.ts";
+import { LruCache } from "./lruCache.ts";
+import {
+  cellIndex,
+  type CellValue,
+  cellWeight,
+  isCellAllowed,
+  type MapData,
+  type Region,
+  type Tile,
+} from "./tile.ts";
+import { tileOrigin, OVERVIEW_SIZE, fitsOneTile, TILE_SIZE, tileOrigins } from "./tiling.ts";
+import { colourGain } from "./inMemoryMap.ts";
 
-export const KEPT = 192; // tiles of all maps together, with their pictures: about 100 MB
+export const TILE_CACHE_SIZE = 192; // tiles of all maps; with their images about 100 MB
 
-/** One head of one layer of one attention of one reading. */
-export interface Which {
+/** One head of one layer of one attention. */
+export interface MapId {
   name: string;
   layer: number;
   head: Head;
 }
 
-/** Asks about what was read; the key of the reading is its own affair. */
-export type AskMap = <Q extends "overview" | "tile" | "reads">(
+/** Asks about a text that the server has cached; the key of the text is added by the caller. */
+export type MapQuery = <Q extends "overview" | "tile" | "token_attention">(
   question: Q,
-  given: Omit<Given<Q & Question>, "key">,
+  params: Omit<Params<Q & Question>, "key">,
 ) => Promise<Answer<Q & Question>>;
 
 export class TiledMap implements MapData {
-  private overview: Piece | null = null;
-  private most = 0;
+  private overviewTile: Tile | null = null;
+  private largestWeight = 0;
   private readonly listeners = new Set<() => void>();
-  private wanted = new Set<string>();
-  private wrong = "";
+  private wantedTiles = new Set<string>();
+  private lastError = "";
   private readonly failed = new Set<string>();
 
   constructor(
-    readonly which: Which,
+    readonly id: MapId,
     readonly rows: number,
     readonly columns: number,
-    private readonly ask: AskMap,
-    private readonly queue: Queue,
-    private readonly kept: Recent<Piece> = new Recent(KEPT),
+    private readonly ask: MapQuery,
+    private readonly queue: RequestQueue,
+    private readonly cache: LruCache<Tile> = new LruCache(TILE_CACHE_SIZE),
   ) {}
 
-  top(): number {
-    return this.most;
+  maxWeight(): number {
+    return this.largestWeight;
   }
 
-  coarse(): Piece | null {
-    if (this.overview === null && !single(this.rows, this.columns))
-      this.fetch(
+  overview(): Tile | null {
+    if (this.overviewTile === null && !fitsOneTile(this.rows, this.columns))
+      this.enqueue(
         "overview",
         () => this.fetchOverview(),
         () => true,
       );
-    return this.overview;
+    return this.overviewTile;
   }
 
-  fine(region: Region): Piece[] {
-    if (!single(this.rows, this.columns) && this.coarse() === null) return []; // the overview says where the ramp ends
-    const corners = tiles(region, this.rows, this.columns).slice(0, KEPT).reverse(); // the last that is asked for comes first
-    this.wanted = new Set(corners.map(({ row, column }) => `${row},${column}`));
-    const out: Piece[] = [];
-    for (const { row, column } of corners) {
+  tiles(region: Region): Tile[] {
+    // the overview has the largest weight, where the colour ramp ends
+    if (!fitsOneTile(this.rows, this.columns) && this.overview() === null) return [];
+    // reversed, since the queue starts the newest request first
+    const origins = tileOrigins(region, this.rows, this.columns).slice(0, TILE_CACHE_SIZE).reverse();
+    this.wantedTiles = new Set(origins.map(({ row, column }) => `${row},${column}`));
+    const cachedTiles: Tile[] = [];
+    for (const { row, column } of origins) {
       const name = `${row},${column}`;
-      const piece = this.kept.get(this.full(name));
-      if (piece !== undefined) out.push(piece);
+      const tile = this.cache.get(this.cacheKey(name));
+      if (tile !== undefined) cachedTiles.push(tile);
       else
-        this.fetch(
+        this.enqueue(
           name,
           () => this.fetchTile(name, row, column),
-          () => this.wanted.has(name),
+          () => this.wantedTiles.has(name),
         );
     }
-    return out;
+    return cachedTiles;
   }
 
-  at(row: number, column: number): Reading | null {
+  cellValue(row: number, column: number): CellValue | null {
     if (row < 0 || column < 0 || row >= this.rows || column >= this.columns) return null;
-    const { row: top, column: left } = corner(row, column);
-    const tile = this.kept.get(this.full(`${top},${left}`));
+    const { row: top, column: left } = tileOrigin(row, column);
+    const tile = this.cache.get(this.cacheKey(`${top},${left}`));
     if (tile !== undefined) {
-      return { weight: weighed(tile, cell(tile, row, column)), allowed: allowed(tile, row, column), exact: true };
+      const weight = cellWeight(tile, cellIndex(tile, row, column));
+      return { weight, isAllowed: isCellAllowed(tile, row, column), isExact: true };
     }
-    if (this.overview === null) return null;
-    const largest = weighed(this.overview, cell(this.overview, row, column));
-    return { weight: largest, allowed: allowed(this.overview, row, column), exact: this.overview.step === 1 };
+    const overview = this.overviewTile;
+    if (overview === null) return null;
+    const weight = cellWeight(overview, cellIndex(overview, row, column));
+    return { weight, isAllowed: isCellAllowed(overview, row, column), isExact: overview.cellSize === 1 };
   }
 
   error(): string {
-    return this.wrong;
+    return this.lastError;
   }
 
-  listen(changed: () => void): () => void {
-    this.listeners.add(changed);
-    return () => this.listeners.delete(changed);
+  subscribe(listener: () => void): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
   }
 
-  private fetch(name: string, run: () => Promise<void>, wanted: () => boolean): void {
-    if (this.failed.has(name) || this.queue.has(this.full(name))) return;
+  private enqueue(name: string, run: () => Promise<void>, isWanted: () => boolean): void {
+    if (this.failed.has(name) || this.queue.has(this.cacheKey(name))) return;
     this.queue.add(
-      this.full(name),
+      this.cacheKey(name),
       async () => {
         try {
           await run();
-          this.wrong = "";
+          this.lastError = "";
         } catch (error) {
-          this.failed.add(name); // asked for in every frame, it would be refused in every frame
-          this.wrong = said(error);
+          this.failed.add(name); // otherwise it would be requested again in every frame
+          this.lastError = errorMessage(error);
         }
-        for (const changed of this.listeners) changed();
+        for (const listener of this.listeners) listener();
       },
-      () => this.listeners.size > 0 && wanted(),
-    ); // nobody waits for a map that is no longer shown
+      () => this.listeners.size > 0 && isWanted(),
+    ); // without listeners the map is no longer shown
   }
 
-  /** The name of a piece among those of all maps. */
-  private full(name: string): string {
-    return `${this.which.name}/${this.which.layer}/${this.which.head}/${name}`;
+  /** The key of a tile in the cache that all maps share. */
+  private cacheKey(name: string): string {
+    return `${this.id.name}/${this.id.layer}/${this.id.head}/${name}`;
   }
 
   private async fetchOverview(): Promise<void> {
-    const answer = await this.ask("overview", { ...this.which, size: OVERVIEW });
-    this.most = answer.top;
-    this.overview = pieceOf(answer);
+    const answer = await this.ask("overview", { ...this.id, size: OVERVIEW_SIZE });
+    this.largestWeight = answer.max_weight;
+    this.overviewTile = tileFromOverview(answer);
   }
 
   private async fetchTile(name: string, row: number, column: number): Promise<void> {
-    const answer = await this.ask("tile", { ...this.which, row, column, size: TILE });
-    const values = bytes(answer.map_u8);
-    if (single(this.rows, this.columns)) this.most = weight(values.reduce((a, b) => Math.max(a, b), 0));
-    this.kept.set(this.full(name), {
+    const answer = await this.ask("tile", { ...this.id, row, column, size: TILE_SIZE });
+    const values = decodeBytes(answer.map_u8);
+    if (fitsOneTile(this.rows, this.columns)) {
+      this.largestWeight = weightFromByte(values.reduce((a, b) => Math.max(a, b), 0));
+    }
+    this.cache.set(this.cacheKey(name), {
       row,
       column,
       rows: answer.rows,
       columns: answer.columns,
-      step: 1,
+      cellSize: 1,
       values,
-      full: 1,
-      gain: gain(this.most),
-      claim: Bits.read(answer.claim_bits, answer.rows, answer.columns),
+      maxWeight: 1,
+      colourGain: colourGain(this.largestWeight),
+      claim: BitMatrix.decode(answer.claim_bits, answer.rows, answer.columns),
     });
   }
 }
 
-/** A coarse picture of it all. */
-export function pieceOf(answer: Overview): Piece {
-  const rows = Math.ceil(answer.rows / answer.step),
-    columns = Math.ceil(answer.columns / answer.step);
-  const claim = answer.claim_bits === undefined ? null : Bits.read(answer.claim_bits, rows, columns);
+export function tileFromOverview(answer: OverviewAnswer): Tile {
+  const rows = Math.ceil(answer.rows / answer.cell_size),
+    columns = Math.ceil(answer.columns / answer.cell_size);
+  const claim = answer.claim_bits === undefined ? null : BitMatrix.decode(answer.claim_bits, rows, columns);
   return {
     row: 0,
     column: 0,
     rows,
     columns,
-    step: answer.step,
-    values: bytes(answer.map_u8),
-    full: answer.top,
-    gain: 1,
+    cellSize: answer.cell_size,
+    values: decodeBytes(answer.map_u8),
+    maxWeight: answer.max_weight,
+    colourGain: 1,
     claim,
   };
 }

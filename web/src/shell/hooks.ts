@@ -1,86 +1,98 @@
-/** What every part of the page is given: where answers come from, what the model is, how it is drawn. */
+/** The explorer's context, and hooks for its transport, URL state and palette. */
 
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { About, Answer, Given, Question, Texts } from "../api.ts";
-import { useHeld } from "../store.ts";
+import type { Answer, ModelInfo, Params, Question, Texts } from "../api.ts";
+import { useStore } from "../store.ts";
 import type { Palette } from "../map/tileImages.ts";
-import { said, type Source } from "../transport/transport.ts";
-import type { Place } from "./urlState.ts";
-import type { Themed } from "./theme.ts";
+import { errorMessage, type Transport } from "../transport/transport.ts";
+import type { UrlState } from "./urlState.ts";
+import type { ThemeController } from "./theme.ts";
 
-export interface Page {
-  source: Source;
-  about: About;
-  place: Place;
-  themed: Themed;
+export interface ExplorerContextValue {
+  transport: Transport;
+  modelInfo: ModelInfo;
+  urlState: UrlState;
+  theme: ThemeController;
 }
 
-export const PageContext = createContext<Page | null>(null);
+export const ExplorerContext = createContext<ExplorerContextValue | null>(null);
 
-export function usePage(): Page {
-  const page = useContext(PageContext);
-  if (page === null) throw new Error("a part of the page was drawn outside of it");
-  return page;
+export function useExplorer(): ExplorerContextValue {
+  const context = useContext(ExplorerContext);
+  if (context === null) throw new Error("useExplorer was called outside of the explorer");
+  return context;
 }
 
 export function usePalette(): Palette {
-  return useHeld(usePage().themed.palette);
+  return useStore(useExplorer().theme.palette);
 }
 
-/** A word of the address, and what changes it. */
-export function useWord(name: string, fallback: string): [string, (word: string) => void] {
-  const { place } = usePage();
-  const words = useHeld(place.words);
-  const say = useCallback((word: string) => place.say({ [name]: word === fallback ? null : word }), [place, name, fallback]);
-  return [words[name] ?? fallback, say];
+/** A parameter of the URL's fragment, and its setter. */
+export function useUrlParam(name: string, fallback: string): [string, (value: string) => void] {
+  const { urlState } = useExplorer();
+  const urlParams = useStore(urlState.params);
+  const setParam = useCallback(
+    (value: string) => urlState.update({ [name]: value === fallback ? null : value }),
+    [urlState, name, fallback],
+  );
+  return [urlParams[name] ?? fallback, setParam];
 }
 
-/** The texts that are looked at: the model's example until the reader has typed. */
+/** The model's input, and its setter: the example of the model until the user enters a text. */
 export function useTexts(): [Texts, (texts: Texts) => void] {
-  const { about, place } = usePage();
-  const words = useHeld(place.words);
-  const pair = about.family === "encoder-decoder";
-  const text = words.text ?? about.example.text,
-    source = words.source ?? about.example.source ?? "";
-  const texts = useMemo<Texts>(() => (pair ? { text, source } : { text }), [text, source, pair]);
-  const say = useCallback(
-    (wanted: Texts) => {
-      const other = (word: string, usual: string) => (word === usual ? null : word);
-      place.say({
-        text: other(wanted.text, about.example.text),
-        source: pair ? other(wanted.source ?? "", about.example.source ?? "") : null,
+  const { modelInfo, urlState } = useExplorer();
+  const urlParams = useStore(urlState.params);
+  const isEncoderDecoder = modelInfo.family === "encoder-decoder";
+  const text = urlParams.text ?? modelInfo.example.text,
+    source = urlParams.source ?? modelInfo.example.source ?? "";
+  const texts = useMemo<Texts>(
+    () => (isEncoderDecoder ? { text, source } : { text }),
+    [text, source, isEncoderDecoder],
+  );
+  const setTexts = useCallback(
+    (newTexts: Texts) => {
+      const unlessDefault = (value: string, defaultValue: string) => (value === defaultValue ? null : value);
+      const { example } = modelInfo;
+      urlState.update({
+        text: unlessDefault(newTexts.text, example.text),
+        source: isEncoderDecoder ? unlessDefault(newTexts.source ?? "", example.source ?? "") : null,
       });
     },
-    [place, about, pair],
+    [urlState, modelInfo, isEncoderDecoder],
   );
-  return [texts, say];
+  return [texts, setTexts];
 }
 
-export interface Asked<T> {
-  answer: T | null; // the last one, also while the next is awaited
+export interface QueryState<T> {
+  answer: T | null; // the last one, also while the next is loading
   error: string;
-  busy: boolean;
+  isLoading: boolean;
 }
 
-/** The answer to a question; null asks nothing. Of several in a row the last one counts. */
-export function useAnswer<Q extends Question>(question: Q, given: Given<Q> | null, again: unknown = 0): Asked<Answer<Q>> {
-  const { source } = usePage();
-  const [state, set] = useState<Asked<Answer<Q>>>({ answer: null, error: "", busy: given !== null });
-  const turn = useRef(0);
-  const wanted = given === null ? null : JSON.stringify(given);
+/** The answer to a question, unless `params` is null. Answers to outdated parameters are dropped. */
+export function useQuery<Q extends Question>(question: Q, params: Params<Q> | null): QueryState<Answer<Q>> {
+  const { transport } = useExplorer();
+  const [state, setState] = useState<QueryState<Answer<Q>>>({
+    answer: null,
+    error: "",
+    isLoading: params !== null,
+  });
+  const latestRequest = useRef(0);
+  const paramsJson = params === null ? null : JSON.stringify(params);
   useEffect(() => {
-    const mine = ++turn.current;
-    if (wanted === null) return;
-    set((before) => ({ ...before, busy: true }));
-    source.ask(question, JSON.parse(wanted) as Given<Q>).then(
+    const request = ++latestRequest.current;
+    if (paramsJson === null) return;
+    setState((previous) => ({ ...previous, isLoading: true }));
+    transport.ask(question, JSON.parse(paramsJson) as Params<Q>).then(
       (answer) => {
-        if (mine === turn.current) set({ answer, error: "", busy: false });
+        if (request === latestRequest.current) setState({ answer, error: "", isLoading: false });
       },
       (error: unknown) => {
-        if (mine === turn.current) set((before) => ({ answer: before.answer, error: said(error), busy: false }));
+        if (request !== latestRequest.current) return;
+        setState((previous) => ({ answer: previous.answer, error: errorMessage(error), isLoading: false }));
       },
     );
-  }, [source, question, wanted, again]);
+  }, [transport, question, paramsJson]);
   return state;
 }

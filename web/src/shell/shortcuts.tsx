@@ -1,50 +1,54 @@
-/** The keys, on a sheet that `?` opens. */
+/** The list of keyboard shortcuts, which `?` opens. */
 
 import { useEffect, useRef } from "preact/hooks";
 
-const KEYS: [keys: string[], does: string][] = [
-  [["1", "…", "5"], "go to a view"],
-  [["←", "→"], "on the tabs: the view before, the next"],
-  [["+", "−"], "on a map: nearer, farther"],
-  [["←", "↑", "→", "↓"], "on a map: move; with Shift further"],
-  [["0"], "on a map: all of it"],
-  [["←", "→"], "on tokens: the token before, the next; what it reads lights up"],
-  [["↑", "↓", "Enter"], "on the next tokens: go through them, choose one"],
-  [["Backspace"], "on the next tokens: take the last one back"],
-  [["Ctrl", "Enter"], "in a text: read it"],
-  [["d"], "dark or light"],
-  [["?"], "this sheet"],
-  [["Esc"], "close it"],
+const SHORTCUTS: [keys: string[], action: string][] = [
+  [["1", "…", "5"], "select a view"],
+  [["←", "→"], "on the tabs: previous or next view"],
+  [["+", "−"], "on a map: zoom in or out"],
+  [["←", "↑", "→", "↓"], "on a map: pan; with Shift by more"],
+  [["0"], "on a map: fit to view"],
+  [["←", "→"], "on tokens: previous or next token; highlights its attention"],
+  [["↑", "↓", "Enter"], "on next-token candidates: move, and append one"],
+  [["Backspace"], "on next-token candidates: remove the last token"],
+  [["Ctrl", "Enter"], "in a text field: run"],
+  [["d"], "toggle dark theme"],
+  [["?"], "show or hide this list"],
+  [["Esc"], "close this list"],
 ];
 
-export function KeySheet({ open, close }: { open: boolean; close: () => void }) {
+export function ShortcutDialog({ open, onClose }: { open: boolean; onClose: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     if (open && !dialog.current!.open) dialog.current!.showModal();
     if (!open && dialog.current!.open) dialog.current!.close();
   }, [open]);
   return (
-    <dialog ref={dialog} class="sheet" aria-labelledby="keepleft-keys" onClose={close}>
-      <h2 id="keepleft-keys">Keys</h2>
-      <dl class="keys">
-        {KEYS.map(([keys, does]) => [<dt>{keys.map((key) => (key === "…" ? "…" : <kbd>{key}</kbd>))}</dt>, <dd>{does}</dd>])}
+    <dialog ref={dialog} class="dialog" aria-labelledby="keepleft-shortcuts" onClose={onClose}>
+      <h2 id="keepleft-shortcuts">Keyboard shortcuts</h2>
+      <dl class="shortcuts">
+        {SHORTCUTS.map(([keys, action]) => [
+          <dt>{keys.map((key) => (key === "…" ? "…" : <kbd>{key}</kbd>))}</dt>,
+          <dd>{action}</dd>,
+        ])}
       </dl>
-      <button type="button" class="plain" onClick={close}>
+      <button type="button" class="plain" onClick={onClose}>
         Close
       </button>
     </dialog>
   );
 }
 
-/** Is the reader writing, so that letters are letters? */
-export function writing(event: KeyboardEvent): boolean {
-  const at = event.composedPath()[0] as HTMLElement;
+/** True while the user types text, so that letters are not shortcuts. */
+export function isTyping(event: KeyboardEvent): boolean {
+  const target = event.composedPath()[0] as HTMLElement;
+  const inputType = target.tagName === "INPUT" ? (target as HTMLInputElement).type : null;
   return (
     event.ctrlKey ||
     event.metaKey ||
     event.altKey ||
-    at.isContentEditable ||
-    ["TEXTAREA", "SELECT"].includes(at.tagName) ||
-    (at.tagName === "INPUT" && !["checkbox", "radio", "button"].includes((at as HTMLInputElement).type))
+    target.isContentEditable ||
+    ["TEXTAREA", "SELECT"].includes(target.tagName) ||
+    (inputType !== null && !["checkbox", "radio", "button"].includes(inputType))
   );
 }

@@ -1,58 +1,60 @@
-/** What the reader looks at, as words: kept in the address after the #, so that it can be sent and found again. */
+/** The state of the page in the URL's fragment, so that it can be bookmarked and shared. */
 
-import { Held } from "../store.ts";
-import { canonical } from "../transport/transport.ts";
+import { Store } from "../store.ts";
+import { canonicalJson } from "../transport/transport.ts";
 
-export type Words = Readonly<Record<string, string>>;
+export type UrlParams = Readonly<Record<string, string>>;
 
-const LONGEST = 2000; // characters of one value: a long text does not belong into an address
+const MAX_VALUE_LENGTH = 2000; // characters; longer values are not put into the URL
 
-export class Place {
-  readonly words: Held<Words>;
-  private readonly end_: () => void = () => undefined;
+export class UrlState {
+  readonly params: Store<UrlParams>;
+  private readonly removeListeners: () => void = () => undefined;
 
-  /** In a notebook the address belongs to others, and the words are kept in memory alone. */
-  constructor(private readonly inAddress: boolean) {
-    this.words = new Held(inAddress ? parsed(window.location.hash) : {});
-    if (!inAddress) return;
-    const changed = () => this.words.set(found(this.words.get(), window.location.hash));
-    window.addEventListener("hashchange", changed);
-    window.addEventListener("popstate", changed);
-    this.end_ = () => {
-      window.removeEventListener("hashchange", changed);
-      window.removeEventListener("popstate", changed);
+  /** In a notebook the URL is not ours, and the state is kept in memory only. */
+  constructor(private readonly usesHash: boolean) {
+    this.params = new Store(usesHash ? parseHash(window.location.hash) : {});
+    if (!usesHash) return;
+    const onChange = () => this.params.set(mergeHash(this.params.get(), window.location.hash));
+    window.addEventListener("hashchange", onChange);
+    window.addEventListener("popstate", onChange);
+    this.removeListeners = () => {
+      window.removeEventListener("hashchange", onChange);
+      window.removeEventListener("popstate", onChange);
     };
   }
 
-  end(): void {
-    this.end_();
+  dispose(): void {
+    this.removeListeners();
   }
 
-  /** A word that is "" or null is taken out. `step`: the way back leads here. */
-  say(words: Record<string, string | null>, step = false): void {
-    const all = Object.fromEntries(Object.entries({ ...this.words.get(), ...words }).filter(([, word]) => word)) as Words;
-    if (canonical(all) === canonical(this.words.get())) return;
-    if (this.inAddress) {
+  /** Change some parameters; "" or null removes one. */
+  update(changes: Record<string, string | null>, addHistoryEntry = false): void {
+    const entries = Object.entries({ ...this.params.get(), ...changes }).filter(([, value]) => value);
+    const params = Object.fromEntries(entries) as UrlParams;
+    if (canonicalJson(params) === canonicalJson(this.params.get())) return;
+    if (this.usesHash) {
       try {
-        window.history[step ? "pushState" : "replaceState"](null, "", hashed(all));
+        window.history[addHistoryEntry ? "pushState" : "replaceState"](null, "", toHash(params));
       } catch {
-        // Some frames have no history; the words live on in memory.
+        // Some frames have no history; the state is still kept in memory.
       }
     }
-    this.words.set(all);
+    this.params.set(params);
   }
 }
 
-/** What an address says, and the long words that none can say. */
-export function found(before: Words, hash: string): Words {
-  return { ...Object.fromEntries(Object.entries(before).filter(([, word]) => word.length > LONGEST)), ...parsed(hash) };
+/** The parameters of a URL's fragment, with the previous values that were too long for it. */
+export function mergeHash(previous: UrlParams, hash: string): UrlParams {
+  const longEntries = Object.entries(previous).filter(([, value]) => value.length > MAX_VALUE_LENGTH);
+  return { ...Object.fromEntries(longEntries), ...parseHash(hash) };
 }
 
-export function hashed(words: Words): string {
-  const short = Object.entries(words).filter(([, word]) => word.length <= LONGEST);
-  return `#${new URLSearchParams(short)}`;
+export function toHash(params: UrlParams): string {
+  const entries = Object.entries(params).filter(([, value]) => value.length <= MAX_VALUE_LENGTH);
+  return `#${new URLSearchParams(entries)}`;
 }
 
-export function parsed(hash: string): Words {
+export function parseHash(hash: string): UrlParams {
   return Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
 }

@@ -1,36 +1,37 @@
-/** Answers from a server: POST door/question. Where it wants a key, the browser has asked for it and sends it along. */
+/** Asks a server: POST apiUrl/question. Where it requires an API key, the browser sends it as a password. */
 
-import type { Answer, Given, Question } from "../api.ts";
-import { Refused, refusal, type Source } from "./transport.ts";
+import type { Answer, Params, Question } from "../api.ts";
+import { ApiError, parseError, type Transport } from "./transport.ts";
 
-export class HttpSource implements Source {
-  constructor(private readonly door: string) {}
+export class HttpTransport implements Transport {
+  constructor(private readonly apiUrl: string) {}
 
-  can(): boolean {
+  supports(): boolean {
     return true;
   }
 
-  async ask<Q extends Question>(question: Q, given: Given<Q>): Promise<Answer<Q>> {
+  async ask<Q extends Question>(question: Q, params: Params<Q>): Promise<Answer<Q>> {
     const headers = { "content-type": "application/json" };
     let response: Response;
     try {
-      response = await fetch(new URL(question, this.door), { method: "POST", headers, body: JSON.stringify(given) });
+      const body = JSON.stringify(params);
+      response = await fetch(new URL(question, this.apiUrl), { method: "POST", headers, body });
     } catch {
-      throw new Refused("The server does not answer. Is it still running?", "away");
+      throw new ApiError("The server does not respond. Is it still running?", "unreachable");
     }
-    return read(response) as Promise<Answer<Q>>;
+    return parseResponse(response) as Promise<Answer<Q>>;
   }
 }
 
-async function read(response: Response): Promise<unknown> {
+async function parseResponse(response: Response): Promise<unknown> {
   let body: unknown;
   try {
     body = await response.json();
   } catch {
-    throw new Refused(`The server answered ${response.status}, and not in JSON.`);
+    throw new ApiError(`The server responded with status ${response.status} and without JSON.`);
   }
-  const error = refusal(body);
+  const error = parseError(body);
   if (error !== null) throw error;
-  if (!response.ok) throw new Refused(`The server answered ${response.status}.`);
+  if (!response.ok) throw new ApiError(`The server responded with status ${response.status}.`);
   return body;
 }

@@ -1,40 +1,40 @@
-/** A few questions at a time, the newest first, and none that nobody waits for any more. */
+/** Runs a few requests at a time, the newest first, and drops those that are no longer wanted. */
 
-interface Errand {
+interface QueuedRequest {
   run(): Promise<void>;
-  wanted(): boolean;
+  isWanted(): boolean;
 }
 
-export class Queue {
-  private readonly waiting = new Map<string, Errand>();
+export class RequestQueue {
+  private readonly waiting = new Map<string, QueuedRequest>();
   private readonly running = new Set<string>();
 
-  constructor(private readonly limit = 4) {}
+  constructor(private readonly maxRunning = 4) {}
 
-  /** Do this once; what is under way or waiting under the same name is not done twice. */
-  add(name: string, run: () => Promise<void>, wanted: () => boolean = () => true): void {
+  /** Queue a request, unless one with the same name is running; one that waits is replaced. */
+  add(name: string, run: () => Promise<void>, isWanted: () => boolean = () => true): void {
     if (this.running.has(name)) return;
     this.waiting.delete(name);
-    this.waiting.set(name, { run, wanted });
-    this.next();
+    this.waiting.set(name, { run, isWanted });
+    this.startNext();
   }
 
   has(name: string): boolean {
     return this.running.has(name) || this.waiting.has(name);
   }
 
-  private next(): void {
-    while (this.running.size < this.limit && this.waiting.size > 0) {
-      const [name, errand] = [...this.waiting].at(-1)!;
+  private startNext(): void {
+    while (this.running.size < this.maxRunning && this.waiting.size > 0) {
+      const [name, request] = [...this.waiting].at(-1)!;
       this.waiting.delete(name);
-      if (!errand.wanted()) continue;
+      if (!request.isWanted()) continue;
       this.running.add(name);
-      void errand
+      void request
         .run()
         .catch(() => undefined)
         .finally(() => {
           this.running.delete(name);
-          this.next();
+          this.startNext();
         });
     }
   }

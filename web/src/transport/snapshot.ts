@@ -1,33 +1,36 @@
-/** Answers recorded beforehand, in the same file as the page. */
+/** Precomputed answers, in the same file as the page. */
 
-import type { Answer, Given, Question } from "../api.ts";
-import { canonical, Refused, type Source } from "./transport.ts";
+import type { Answer, Params, Question } from "../api.ts";
+import { ApiError, canonicalJson, type Transport } from "./transport.ts";
 
-export interface Recording {
+export interface SnapshotEntry {
   question: string;
-  given: unknown;
+  params: unknown;
   answer: unknown;
 }
 
-export class RecordedSource implements Source {
+export class SnapshotTransport implements Transport {
   private readonly answers = new Map<string, unknown>();
   private readonly questions = new Set<string>();
 
-  constructor(recordings: Recording[]) {
-    for (const { question, given, answer } of recordings) {
-      this.answers.set(question + canonical(given), answer);
+  constructor(entries: SnapshotEntry[]) {
+    for (const { question, params, answer } of entries) {
+      this.answers.set(question + canonicalJson(params), answer);
       this.questions.add(question);
     }
   }
 
-  can(question: Question): boolean {
+  supports(question: Question): boolean {
     return this.questions.has(question);
   }
 
-  async ask<Q extends Question>(question: Q, given: Given<Q>): Promise<Answer<Q>> {
-    const answer = this.answers.get(question + canonical(given));
+  async ask<Q extends Question>(question: Q, params: Params<Q>): Promise<Answer<Q>> {
+    const answer = this.answers.get(question + canonicalJson(params));
     if (answer === undefined) {
-      throw new Refused("This file holds answers recorded beforehand, and this one is not among them.", "unrecorded");
+      throw new ApiError(
+        "This file contains precomputed answers only, and this is not one of them.",
+        "not_in_snapshot",
+      );
     }
     return answer as Answer<Q>;
   }

@@ -1,53 +1,54 @@
-/** Answers from a notebook: messages to the Python half of a widget, each with a number that its reply repeats. */
+/** Asks the Python side of a notebook widget: a message per question, with an id that the reply repeats. */
 
-import type { Answer, Given, Question } from "../api.ts";
-import { refusal, type Source } from "./transport.ts";
+import type { Answer, Params, Question } from "../api.ts";
+import { parseError, type Transport } from "./transport.ts";
 
-/** As much of anywidget's model as is used here. */
+/** The part of anywidget's model that is used here. */
 export interface WidgetModel {
   send(content: unknown): void;
   on(event: "msg:custom", listener: (message: unknown) => void): void;
   off?(event: "msg:custom", listener: (message: unknown) => void): void;
 }
 
-interface Waiting {
+interface PendingRequest {
   resolve(answer: unknown): void;
   reject(error: unknown): void;
 }
 
-export class WidgetSource implements Source {
-  private readonly waiting = new Map<string, Waiting>();
-  private readonly own = Math.random().toString(36).slice(2); // two views of one widget hear each other's replies
+export class WidgetTransport implements Transport {
+  private readonly pending = new Map<string, PendingRequest>();
+  // two views of one widget receive each other's replies
+  private readonly clientId = Math.random().toString(36).slice(2);
   private count = 0;
 
   constructor(private readonly model: WidgetModel) {
-    model.on("msg:custom", this.hear);
+    model.on("msg:custom", this.onMessage);
   }
 
-  can(): boolean {
+  supports(): boolean {
     return true;
   }
 
-  ask<Q extends Question>(question: Q, given: Given<Q>): Promise<Answer<Q>> {
-    const id = `${this.own}-${this.count++}`;
+  ask<Q extends Question>(question: Q, params: Params<Q>): Promise<Answer<Q>> {
+    const id = `${this.clientId}-${this.count++}`;
     return new Promise((resolve, reject) => {
-      this.waiting.set(id, { resolve: resolve as (answer: unknown) => void, reject });
-      this.model.send({ id, question, given });
+      this.pending.set(id, { resolve: resolve as (answer: unknown) => void, reject });
+      this.model.send({ id, question, params });
     });
   }
 
   close(): void {
-    this.model.off?.("msg:custom", this.hear);
-    this.waiting.clear();
+    this.model.off?.("msg:custom", this.onMessage);
+    this.pending.clear();
   }
 
-  private readonly hear = (message: unknown): void => {
+  private readonly onMessage = (message: unknown): void => {
     const { id, answer } = (message ?? {}) as { id?: string; answer?: unknown };
-    const waiting = id === undefined ? undefined : this.waiting.get(id);
-    if (id === undefined || waiting === undefined) return;
-    this.waiting.delete(id);
-    const error = refusal(message);
-    if (error === null) waiting.resolve(answer);
-    else waiting.reject(error);
+    const request = id === undefined ? undefined : this.pending.get(id);
+    if (id === undefined || request === undefined) return;
+    this.pending.delete(id);
+    const error = parseError(message);
+    if (error === null) request.resolve(answer);
+    else request.reject(error);
   };
 }

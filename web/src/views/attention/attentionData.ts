@@ -1,124 +1,135 @@
-/** One text as the model read it. The server keeps a few; one that it forgot is read again without a word to the reader. */
+/** The attention of one text. The server caches a few texts; one that has expired is requested again. */
 
-import type { Answer, Attended, Attention, Given, Head, HeadSummary, Question, Texts, Token } from "../../api.ts";
-import { Recent } from "../../map/lruCache.ts";
-import type { Piece } from "../../map/tile.ts";
-import { KEPT, pieceOf, TiledMap, type Which } from "../../map/tiledMap.ts";
-import { Queue } from "../../transport/requestQueue.ts";
-import { Refused, type Source } from "../../transport/transport.ts";
+import type {
+  Answer,
+  AttentionAnswer,
+  AttentionInfo,
+  Head,
+  HeadStats,
+  Params,
+  Question,
+  Texts,
+  Token,
+} from "../../api.ts";
+import { LruCache } from "../../map/lruCache.ts";
+import type { Tile } from "../../map/tile.ts";
+import { TILE_CACHE_SIZE, tileFromOverview, TiledMap, type MapId } from "../../map/tiledMap.ts";
+import { RequestQueue } from "../../transport/requestQueue.ts";
+import { ApiError, type Transport } from "../../transport/transport.ts";
 
-type Keyed = { [Q in Question]: Given<Q> extends { key: string } ? Q : never }[Question];
+type KeyedQuestion = { [Q in Question]: Params<Q> extends { key: string } ? Q : never }[Question];
 
-export class Reading {
-  private readonly maps = new Recent<TiledMap>(24);
-  private readonly tiles = new Recent<Piece>(KEPT);
-  private readonly looked = new Queue(4); // what the reader looks at
-  private readonly aside = new Queue(2); // the small pictures of heads
-  private readonly pictures = new Map<string, Promise<Piece>>();
-  private readonly summaries = new Map<string, Promise<HeadSummary[]>>();
-  private renewing: Promise<void> | null = null;
-  private begin: () => void = () => undefined;
-  /** Kept once the map that is looked at has come: whatever can wait waits for that, since a server may answer one by one. */
-  readonly begun = new Promise<void>((resolve) => {
-    this.begin = resolve;
+export class AttentionData {
+  private readonly maps = new LruCache<TiledMap>(24);
+  private readonly tiles = new LruCache<Tile>(TILE_CACHE_SIZE);
+  private readonly mapQueue = new RequestQueue(4); // tiles of visible maps
+  private readonly thumbnailQueue = new RequestQueue(2);
+  private readonly thumbnails = new Map<string, Promise<Tile>>();
+  private readonly headStatsByLayer = new Map<string, Promise<HeadStats[]>>();
+  private reloading: Promise<void> | null = null;
+  private resolveFirstMap: () => void = () => undefined;
+  /** Resolved when the first visible map is there: a server may be sequential, so thumbnails wait for it. */
+  readonly firstMapLoaded = new Promise<void>((resolve) => {
+    this.resolveFirstMap = resolve;
   });
 
   private constructor(
-    private readonly source: Source,
+    private readonly transport: Transport,
     private readonly texts: Texts,
-    private answer: Attention,
+    private answer: AttentionAnswer,
   ) {}
 
-  static async of(source: Source, texts: Texts): Promise<Reading> {
-    return new Reading(source, texts, await source.ask("attention", texts));
+  static async load(transport: Transport, texts: Texts): Promise<AttentionData> {
+    return new AttentionData(transport, texts, await transport.ask("attention", texts));
   }
 
-  get attentions(): Attended[] {
+  get attentions(): AttentionInfo[] {
     return this.answer.attentions;
   }
 
-  get shortened(): string | null {
-    return this.answer.shortened;
+  get truncated(): string | null {
+    return this.answer.truncated;
   }
 
   tokens(side: "text" | "source"): Token[] {
     return this.answer.tokens[side] ?? [];
   }
 
-  can(question: Question): boolean {
-    return this.source.can(question);
+  supports(question: Question): boolean {
+    return this.transport.supports(question);
   }
 
-  async ask<Q extends Keyed>(question: Q, given: Omit<Given<Q>, "key">): Promise<Answer<Q>> {
-    const asked = this.answer;
+  async ask<Q extends KeyedQuestion>(question: Q, params: Omit<Params<Q>, "key">): Promise<Answer<Q>> {
+    const answer = this.answer;
     try {
-      return await this.source.ask(question, { ...given, key: asked.key } as Given<Q>);
+      return await this.transport.ask(question, { ...params, key: answer.key } as Params<Q>);
     } catch (error) {
-      if (!(error instanceof Refused) || error.code !== "forgotten") throw error;
-      // Read again, the text has the same key: the answers are told apart, or a refusal that comes late reads it twice.
-      if (asked === this.answer) await this.renew();
-      return this.source.ask(question, { ...given, key: this.answer.key } as Given<Q>);
+      if (!(error instanceof ApiError) || error.code !== "expired") throw error;
+      // A reloaded text has the same key, so answers are compared: a late error must not reload it again.
+      if (answer === this.answer) await this.reload();
+      return this.transport.ask(question, { ...params, key: this.answer.key } as Params<Q>);
     }
   }
 
-  map(attended: Attended, layer: number, head: Head): TiledMap {
-    const which: Which = { name: attended.name, layer, head };
-    const name = `${attended.name}/${layer}/${head}`;
+  map(attention: AttentionInfo, layer: number, head: Head): TiledMap {
+    const id: MapId = { name: attention.name, layer, head };
+    const name = `${attention.name}/${layer}/${head}`;
     let map = this.maps.get(name);
     if (map === undefined) {
       map = new TiledMap(
-        which,
-        attended.rows,
-        attended.columns,
-        (question, given) => this.ask(question, given as never),
-        this.looked,
+        id,
+        attention.rows,
+        attention.columns,
+        (question, params) => this.ask(question, params as never),
+        this.mapQueue,
         this.tiles,
       );
-      const end = map.listen(() => {
-        end();
-        this.begin();
+      const unsubscribe = map.subscribe(() => {
+        unsubscribe();
+        this.resolveFirstMap();
       });
       this.maps.set(name, map);
     }
     return map;
   }
 
-  /** All of a map in at most `size` cells a side. */
-  picture(attended: Attended, layer: number, head: Head, size: number): Promise<Piece> {
-    const name = `${attended.name}/${layer}/${head}`;
-    let made = this.pictures.get(name);
-    if (made === undefined) {
-      made = new Promise((resolve, reject) => {
-        const ask = async () => pieceOf(await this.ask("overview", { name: attended.name, layer, head, size }));
-        this.aside.add(name, () => this.begun.then(ask).then(resolve, reject));
+  /** All of a map in at most `size` cells along each side. */
+  thumbnail(attention: AttentionInfo, layer: number, head: Head, size: number): Promise<Tile> {
+    const name = `${attention.name}/${layer}/${head}`;
+    let promise = this.thumbnails.get(name);
+    if (promise === undefined) {
+      promise = new Promise((resolve, reject) => {
+        const params = { name: attention.name, layer, head, size };
+        const ask = async () => tileFromOverview(await this.ask("overview", params));
+        this.thumbnailQueue.add(name, () => this.firstMapLoaded.then(ask).then(resolve, reject));
       });
-      made.catch(() => this.pictures.delete(name));
-      this.pictures.set(name, made);
+      promise.catch(() => this.thumbnails.delete(name));
+      this.thumbnails.set(name, promise);
     }
-    return made;
+    return promise;
   }
 
-  /** The heads of a layer in numbers. */
-  summary(attended: Attended, layer: number): Promise<HeadSummary[]> {
-    const name = `${attended.name}/${layer}`;
-    let made = this.summaries.get(name);
-    if (made === undefined) {
-      made = this.ask("summary", { name: attended.name, layer }).then(({ heads }) => heads);
-      made.catch(() => this.summaries.delete(name));
-      this.summaries.set(name, made);
+  /** The statistics of each head of a layer. */
+  headStats(attention: AttentionInfo, layer: number): Promise<HeadStats[]> {
+    const name = `${attention.name}/${layer}`;
+    let promise = this.headStatsByLayer.get(name);
+    if (promise === undefined) {
+      promise = this.ask("head_stats", { name: attention.name, layer }).then(({ heads }) => heads);
+      promise.catch(() => this.headStatsByLayer.delete(name));
+      this.headStatsByLayer.set(name, promise);
     }
-    return made;
+    return promise;
   }
 
-  private renew(): Promise<void> {
-    this.renewing ??= this.source
+  private reload(): Promise<void> {
+    this.reloading ??= this.transport
       .ask("attention", this.texts)
       .then((answer) => {
         this.answer = answer;
       })
       .finally(() => {
-        this.renewing = null;
+        this.reloading = null;
       });
-    return this.renewing;
+    return this.reloading;
   }
 }

@@ -1,74 +1,81 @@
-/** Every head of an attention as a small picture with a number; a click shows it large. */
+/** A thumbnail of every head with a statistic; a click selects the head. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Attended, Head, HeadSummary } from "../../api.ts";
-import { pictures } from "../../map/tileImages.ts";
-import type { Piece } from "../../map/tile.ts";
-import { Choice, Notice, Switch } from "../../components/controls.tsx";
+import type { AttentionInfo, Head, HeadStats } from "../../api.ts";
+import { tileImages } from "../../map/tileImages.ts";
+import type { Tile } from "../../map/tile.ts";
+import { Select, Status, Switch } from "../../components/controls.tsx";
 import { usePalette } from "../../shell/hooks.ts";
-import { Refused, said } from "../../transport/transport.ts";
-import { named } from "./panel.tsx";
-import type { Reading } from "./attentionData.ts";
+import { ApiError, errorMessage } from "../../transport/transport.ts";
+import { headTitle } from "./panel.tsx";
+import type { AttentionData } from "./attentionData.ts";
 
-const SMALL = 64; // cells on the side of a small picture
-const MANY = 160; // more heads than that are shown a layer at a time
-const SIDE = 56; // pixels
+const THUMBNAIL_CELLS = 64; // along each side
+const MAX_HEADS_SHOWN = 160; // of more heads one layer is shown at a time
+const THUMBNAIL_PIXELS = 56;
 
-export const MEASURES: [name: keyof HeadSummary, title: string, unit: string, meaning: string][] = [
-  ["entropy", "entropy", "bits", "how spread out its reading is"],
-  ["distance", "distance", "tokens", "how far away it reads"],
-  ["first", "on the first token", "", "share of weight"],
-  ["previous", "on the previous token", "", "share of weight"],
-  ["itself", "on the token itself", "", "share of weight"],
+export const HEAD_STATS: [name: keyof HeadStats, title: string, unit: string, meaning: string][] = [
+  ["entropy", "entropy", "bits", "how spread out the attention is"],
+  ["distance", "distance", "tokens", "mean distance to the attended token"],
+  ["first", "on first token", "", "mean weight"],
+  ["previous", "on previous token", "", "mean weight"],
+  ["itself", "on itself", "", "mean weight"],
   ["outside", "outside the claim", "", "largest weight that the mask forbids"],
 ];
-const LEAK = 1e-4; // outside the claim, and more than rounding
+const LEAK_THRESHOLD = 1e-4; // larger weights outside the claim are no rounding errors
 
 interface Props {
-  reading: Reading;
-  attended: Attended;
+  data: AttentionData;
+  attention: AttentionInfo;
   layer: number;
   head: Head;
-  onChoose(layer: number, head: Head): void;
+  onSelect(layer: number, head: Head): void;
 }
 
-export function Heads({ reading, attended, layer, head, onChoose }: Props) {
-  const [summary, setSummary] = useState<Record<number, HeadSummary[]>>({});
+export function HeadGrid({ data, attention, layer, head, onSelect }: Props) {
+  const [stats, setStats] = useState<Record<number, HeadStats[]>>({});
   const [error, setError] = useState("");
-  const [measure, setMeasure] = useState<keyof HeadSummary>("entropy");
-  const many = attended.layers * attended.heads > MANY;
-  const [all, setAll] = useState(false);
+  const [stat, setStat] = useState<keyof HeadStats>("entropy");
+  const hasManyHeads = attention.layers * attention.heads > MAX_HEADS_SHOWN;
+  const [showAll, setShowAll] = useState(false);
   const grid = useRef<HTMLDivElement>(null);
   const layers = useMemo(
-    () => Array.from({ length: attended.layers }, (_, n) => n).filter((n) => !many || all || n === layer),
-    [attended, many, all, layer],
+    () =>
+      Array.from({ length: attention.layers }, (_, n) => n).filter(
+        (n) => !hasManyHeads || showAll || n === layer,
+      ),
+    [attention, hasManyHeads, showAll, layer],
   );
-  useEffect(() => setSummary({}), [reading, attended]);
+  useEffect(() => setStats({}), [data, attention]);
   useEffect(() => {
-    let here = true;
-    const ask = async () => {
-      await reading.begun;
+    let isActive = true;
+    const loadStats = async () => {
+      await data.firstMapLoaded;
       for (const n of [layer, ...layers.filter((other) => other !== layer)]) {
-        if (!here) return;
-        const found = await reading.summary(attended, n);
-        if (here) setSummary((known) => ({ ...known, [n]: found }));
+        if (!isActive) return;
+        const layerStats = await data.headStats(attention, n);
+        if (isActive) setStats((previous) => ({ ...previous, [n]: layerStats }));
       }
     };
     setError("");
-    if (reading.can("summary")) {
-      ask().catch((wrong: unknown) => {
-        if (here && !(wrong instanceof Refused && wrong.code === "unrecorded")) setError(said(wrong));
+    if (data.supports("head_stats")) {
+      loadStats().catch((reason: unknown) => {
+        const isMissing = reason instanceof ApiError && reason.code === "not_in_snapshot";
+        if (isActive && !isMissing) setError(errorMessage(reason));
       });
     }
     return () => {
-      here = false;
+      isActive = false;
     };
-  }, [reading, attended, layers, layer]);
-  const heads: Head[] = useMemo(() => ["mean", ...Array.from({ length: attended.heads }, (_, n) => n)], [attended]);
+  }, [data, attention, layers, layer]);
+  const heads: Head[] = useMemo(
+    () => ["mean", ...Array.from({ length: attention.heads }, (_, n) => n)],
+    [attention],
+  );
 
-  const step = (event: KeyboardEvent) => {
-    const across = heads.length,
-      moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across };
+  const onKeyDown = (event: KeyboardEvent) => {
+    const columns = heads.length,
+      moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
     const buttons = [...grid.current!.querySelectorAll<HTMLElement>("button")];
     const next = buttons[buttons.indexOf(document.activeElement as HTMLElement) + (moves[event.key] ?? NaN)];
     if (next === undefined) return;
@@ -76,44 +83,47 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
     event.preventDefault();
     event.stopPropagation();
   };
-  const chosen = typeof head === "number" ? summary[layer]?.[head] : undefined;
+  const selectedStats = typeof head === "number" ? stats[layer]?.[head] : undefined;
   return (
     <section class="heads" aria-label="Heads">
       <div class="row">
         <h3>Heads</h3>
-        <Choice
-          label="Number"
-          value={measure}
-          onChange={(value) => setMeasure(value as keyof HeadSummary)}
-          options={MEASURES.map(([name, title]) => [name, title])}
+        <Select
+          label="Statistic"
+          value={stat}
+          onChange={(value) => setStat(value as keyof HeadStats)}
+          options={HEAD_STATS.map(([name, title]) => [name, title])}
         />
-        {many && <Switch label="All layers" on={all} onChange={setAll} />}
+        {hasManyHeads && <Switch label="All layers" checked={showAll} onChange={setShowAll} />}
       </div>
-      <Notice error={error} />
-      {chosen !== undefined && <Numbers title={`Layer ${layer}, head ${head}`} numbers={chosen} />}
+      <Status error={error} />
+      {selectedStats !== undefined && (
+        <HeadStatsList title={`Layer ${layer}, head ${head}`} stats={selectedStats} />
+      )}
       <div class="scroll">
-        <div ref={grid} class="grid" onKeyDown={step}>
+        <div ref={grid} class="grid" onKeyDown={onKeyDown}>
           {layers.map((l) => (
-            <div class="line" key={l} role="group" aria-label={`Layer ${l}`}>
-              <span class="quiet side">{l}</span>
+            <div class="layer-row" key={l} role="group" aria-label={`Layer ${l}`}>
+              <span class="muted layer-index">{l}</span>
               {heads.map((h) => {
-                const on = l === layer && h === head;
-                const numbers = typeof h === "number" ? summary[l]?.[h] : undefined;
+                const isSelected = l === layer && h === head;
+                const headStats = typeof h === "number" ? stats[l]?.[h] : undefined;
+                const statLabel = headStats ? `, ${stat} ${formatStat(headStats[stat])}` : "";
                 return (
                   <button
                     type="button"
                     key={h}
-                    class={on ? "thumb on" : "thumb"}
-                    aria-pressed={on}
-                    tabIndex={on || (l === layers[0] && h === "mean") ? 0 : -1}
-                    aria-label={`Layer ${l}, ${named(h)}${numbers ? `, ${measure} ${short(numbers[measure])}` : ""}`}
-                    onClick={() => onChoose(l, h)}
+                    class={isSelected ? "thumbnail selected" : "thumbnail"}
+                    aria-pressed={isSelected}
+                    tabIndex={isSelected || (l === layers[0] && h === "mean") ? 0 : -1}
+                    aria-label={`Layer ${l}, ${headTitle(h)}${statLabel}`}
+                    onClick={() => onSelect(l, h)}
                   >
-                    <Thumb reading={reading} attended={attended} layer={l} head={h} />
-                    <span class="number">
-                      {h === "mean" ? "mean" : numbers === undefined ? "·" : short(numbers[measure])}
-                      {numbers !== undefined && numbers.outside > LEAK && (
-                        <b class="alert" title="reads outside the claim">
+                    <Thumbnail data={data} attention={attention} layer={l} head={h} />
+                    <span class="stat">
+                      {h === "mean" ? "mean" : headStats === undefined ? "·" : formatStat(headStats[stat])}
+                      {headStats !== undefined && headStats.outside > LEAK_THRESHOLD && (
+                        <b class="alert" title="attends outside the claim">
                           {" "}
                           ☒
                         </b>
@@ -130,14 +140,14 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
   );
 }
 
-function Numbers({ title, numbers }: { title: string; numbers: HeadSummary }) {
+function HeadStatsList({ title, stats }: { title: string; stats: HeadStats }) {
   return (
-    <dl class="numbers" aria-label={title}>
-      {MEASURES.map(([name, word, unit, meaning]) => (
+    <dl class="head-stats" aria-label={title}>
+      {HEAD_STATS.map(([name, statTitle, unit, meaning]) => (
         <div key={name} title={meaning}>
-          <dt>{word}</dt>
-          <dd class={name === "outside" && numbers.outside > LEAK ? "alert" : ""}>
-            {short(numbers[name])}
+          <dt>{statTitle}</dt>
+          <dd class={name === "outside" && stats.outside > LEAK_THRESHOLD ? "alert" : ""}>
+            {formatStat(stats[name])}
             {unit && ` ${unit}`}
           </dd>
         </div>
@@ -146,46 +156,49 @@ function Numbers({ title, numbers }: { title: string; numbers: HeadSummary }) {
   );
 }
 
-/** Asked for when it comes into view, and kept as long as the page shows this reading. */
-function Thumb({ reading, attended, layer, head }: Omit<Props, "onChoose">) {
+/** A thumbnail that is loaded when it comes into view. */
+function Thumbnail({ data, attention, layer, head }: Omit<Props, "onSelect">) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const palette = usePalette();
-  const [piece, setPiece] = useState<Piece | null>(null);
+  const [tile, setTile] = useState<Tile | null>(null);
   useEffect(() => {
-    let here = true;
-    setPiece(null);
-    const watch = new IntersectionObserver(
+    let isActive = true;
+    setTile(null);
+    const observer = new IntersectionObserver(
       (entries) => {
         if (!entries.some((entry) => entry.isIntersecting)) return;
-        watch.disconnect();
-        reading.picture(attended, layer, head, SMALL).then(
-          (made) => {
-            if (here) setPiece(made);
+        observer.disconnect();
+        data.thumbnail(attention, layer, head, THUMBNAIL_CELLS).then(
+          (thumbnail) => {
+            if (isActive) setTile(thumbnail);
           },
           () => undefined,
-        ); // it stays empty
+        ); // on errors it stays empty
       },
       { rootMargin: "100px" },
     );
-    watch.observe(canvas.current!);
+    observer.observe(canvas.current!);
     return () => {
-      here = false;
-      watch.disconnect();
+      isActive = false;
+      observer.disconnect();
     };
-  }, [reading, attended, layer, head]);
+  }, [data, attention, layer, head]);
   useEffect(() => {
     const context = canvas.current!.getContext("2d")!;
     context.clearRect(0, 0, canvas.current!.width, canvas.current!.height);
-    if (piece === null) return;
+    if (tile === null) return;
     context.imageSmoothingEnabled = false;
-    const longest = Math.max(piece.rows, piece.columns),
+    const maxCells = Math.max(tile.rows, tile.columns),
       size = canvas.current!.width;
-    context.drawImage(pictures(piece, palette).weights, 0, 0, (size * piece.columns) / longest, (size * piece.rows) / longest);
-  }, [piece, palette]);
-  return <canvas ref={canvas} width={SIDE * 2} height={SIDE * 2} aria-hidden="true" />;
+    const width = (size * tile.columns) / maxCells,
+      height = (size * tile.rows) / maxCells;
+    context.drawImage(tileImages(tile, palette).weights, 0, 0, width, height);
+  }, [tile, palette]);
+  const canvasSize = THUMBNAIL_PIXELS * 2; // for high-resolution screens
+  return <canvas ref={canvas} width={canvasSize} height={canvasSize} aria-hidden="true" />;
 }
 
-function short(value: number): string {
+function formatStat(value: number): string {
   if (!Number.isFinite(value)) return "–";
   if (value !== 0 && Math.abs(value) < 0.01) return "< .01";
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);

@@ -1,120 +1,129 @@
-/** What the reader points at, and what lights up: in the maps and in the texts beside them. */
+/** The hovered token or cell, and the highlighted tokens: shared by the maps and the token strips. */
 
-import type { Attended, Side } from "../../api.ts";
-import { floats } from "../../wire.ts";
-import { Held } from "../../store.ts";
-import { Recent } from "../../map/lruCache.ts";
-import type { Point } from "../../map/matrix.ts";
+import type { AttentionInfo, Side } from "../../api.ts";
+import { decodeFloats } from "../../wire.ts";
+import { Store } from "../../store.ts";
+import { LruCache } from "../../map/lruCache.ts";
+import type { CellPosition } from "../../map/matrix.ts";
 import type { TiledMap } from "../../map/tiledMap.ts";
-import { single } from "../../map/tiling.ts";
-import { type Light, unlit } from "../../components/tokenStrip.tsx";
-import type { Reading } from "./attentionData.ts";
+import { fitsOneTile } from "../../map/tiling.ts";
+import { noHighlight, type TokenHighlight } from "../../components/tokenStrip.tsx";
+import type { AttentionData } from "./attentionData.ts";
 
-const NOWHERE: Point = { row: null, column: null };
-const PAUSE = 40; // milliseconds that the pointer rests before weights are asked for
+const NO_CELL: CellPosition = { row: null, column: null };
+const HOVER_DELAY_MS = 40; // before weights are requested
 
-export interface Place {
-  attended: Attended;
-  point: Point;
+export interface HoveredCell {
+  attention: AttentionInfo;
+  position: CellPosition;
 }
 
-export class Pointing {
-  readonly sides = { text: new Held<number | null>(null), source: new Held<number | null>(null) };
-  readonly lights = { text: new Held<Light>(unlit()), source: new Held<Light>(unlit()) };
-  readonly place = new Held<Place | null>(null);
-  private readonly points = new Map<string, Held<Point>>();
-  private readonly known = new Recent<Float32Array>(400);
+export class HoverState {
+  readonly hoveredTokens = { text: new Store<number | null>(null), source: new Store<number | null>(null) };
+  readonly highlights = {
+    text: new Store<TokenHighlight>(noHighlight()),
+    source: new Store<TokenHighlight>(noHighlight()),
+  };
+  readonly hoveredCell = new Store<HoveredCell | null>(null);
+  private readonly cells = new Map<string, Store<CellPosition>>();
+  private readonly weightCache = new LruCache<Float32Array>(400);
   private maps: TiledMap[] = [];
-  private turn = 0;
-  private wait = 0;
-  private at: { side: Side; token: number } | null = null;
+  private latestUpdate = 0;
+  private timer = 0;
+  private target: { side: Side; token: number } | null = null;
 
-  constructor(private readonly reading: Reading) {
-    for (const attended of reading.attentions) this.points.set(attended.name, new Held(NOWHERE));
+  constructor(private readonly data: AttentionData) {
+    for (const attention of data.attentions) this.cells.set(attention.name, new Store(NO_CELL));
   }
 
-  point(name: string): Held<Point> {
-    return this.points.get(name)!;
+  cell(name: string): Store<CellPosition> {
+    return this.cells.get(name)!;
   }
 
-  /** The maps that are shown: what lights up comes from them. */
-  look(maps: TiledMap[]): void {
+  /** Set the visible maps, which highlights are computed from. */
+  setMaps(maps: TiledMap[]): void {
     this.maps = maps;
-    this.shine();
+    this.updateHighlights();
   }
 
-  inMap(attended: Attended, point: Point | null): void {
-    if (point === null || (point.row === null && point.column === null)) return this.to(null, null, null);
-    const row = point.row !== null;
-    this.to(row ? attended.row_side : attended.column_side, (row ? point.row : point.column)!, { attended, point });
+  hoverMap(attention: AttentionInfo, position: CellPosition | null): void {
+    const token = position?.row ?? position?.column ?? null;
+    if (position === null || token === null) return this.setHovered(null, null, null);
+    const side = position.row !== null ? attention.row_side : attention.column_side;
+    this.setHovered(side, token, { attention, position });
   }
 
-  inText(side: Side, token: number | null): void {
-    this.to(token === null ? null : side, token, null);
+  hoverToken(side: Side, token: number | null): void {
+    this.setHovered(token === null ? null : side, token, null);
   }
 
-  private to(side: Side | null, token: number | null, place: Place | null): void {
-    this.at = side === null || token === null ? null : { side, token };
-    for (const name of ["text", "source"] as const) this.sides[name].set(name === side ? token : null);
-    for (const attended of this.reading.attentions) {
-      const row = attended.row_side === side ? token : null,
-        column = attended.column_side === side ? token : null;
-      this.points.get(attended.name)!.set(place?.attended === attended ? place.point : { row, column });
+  private setHovered(side: Side | null, token: number | null, hoveredCell: HoveredCell | null): void {
+    this.target = side === null || token === null ? null : { side, token };
+    for (const name of ["text", "source"] as const) {
+      this.hoveredTokens[name].set(name === side ? token : null);
     }
-    this.place.set(place);
-    window.clearTimeout(this.wait);
-    this.wait = window.setTimeout(() => void this.shine(), PAUSE);
+    for (const attention of this.data.attentions) {
+      const row = attention.row_side === side ? token : null,
+        column = attention.column_side === side ? token : null;
+      const position = hoveredCell?.attention === attention ? hoveredCell.position : { row, column };
+      this.cells.get(attention.name)!.set(position);
+    }
+    this.hoveredCell.set(hoveredCell);
+    window.clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => void this.updateHighlights(), HOVER_DELAY_MS);
   }
 
-  private async shine(): Promise<void> {
-    const mine = ++this.turn,
-      at = this.at;
-    const dark = { text: { ...unlit() }, source: { ...unlit() } };
-    if (at !== null) {
+  private async updateHighlights(): Promise<void> {
+    const update = ++this.latestUpdate,
+      target = this.target;
+    const highlights = { text: { ...noHighlight() }, source: { ...noHighlight() } };
+    if (target !== null) {
       await Promise.all(
         this.maps.flatMap((map) => {
-          const attended = this.reading.attentions.find(({ name }) => name === map.which.name)!;
-          const asks: Promise<void>[] = [];
-          if (attended.row_side === at.side) {
-            asks.push(
-              this.weights(map, at.token, false).then((weights) => {
-                dark[attended.column_side].reads = weights;
+          const attention = this.data.attentions.find(({ name }) => name === map.id.name)!;
+          const requests: Promise<void>[] = [];
+          if (attention.row_side === target.side) {
+            requests.push(
+              this.weights(map, target.token, false).then((weights) => {
+                highlights[attention.column_side].attendsTo = weights;
               }),
             );
           }
-          if (attended.column_side === at.side) {
-            asks.push(
-              this.weights(map, at.token, true).then((weights) => {
-                dark[attended.row_side].by = weights;
+          if (attention.column_side === target.side) {
+            requests.push(
+              this.weights(map, target.token, true).then((weights) => {
+                highlights[attention.row_side].attendedBy = weights;
               }),
             );
           }
-          return asks;
+          return requests;
         }),
       );
     }
-    if (mine !== this.turn) return;
-    this.lights.text.set(dark.text);
-    this.lights.source.set(dark.source);
+    if (update !== this.latestUpdate) return;
+    this.highlights.text.set(highlights.text);
+    this.highlights.source.set(highlights.source);
   }
 
-  /** A row or a column of weights: off the tile where one tile is all, else asked for. */
-  private async weights(map: TiledMap, token: number, by: boolean): Promise<Float32Array | null> {
-    const count = by ? map.rows : map.columns;
-    if (token >= (by ? map.columns : map.rows)) return null;
-    if (single(map.rows, map.columns) && map.at(0, 0) !== null) {
-      return Float32Array.from({ length: count }, (_, n) => (by ? map.at(n, token) : map.at(token, n))?.weight ?? 0);
+  /** A row or a column of weights: from the tile if there is only one, otherwise from the server. */
+  private async weights(map: TiledMap, token: number, incoming: boolean): Promise<Float32Array | null> {
+    const count = incoming ? map.rows : map.columns;
+    if (token >= (incoming ? map.columns : map.rows)) return null;
+    if (fitsOneTile(map.rows, map.columns) && map.cellValue(0, 0) !== null) {
+      const valueAt = (n: number) => (incoming ? map.cellValue(n, token) : map.cellValue(token, n));
+      return Float32Array.from({ length: count }, (_, n) => valueAt(n)?.weight ?? 0);
     }
-    const name = `${map.which.name}/${map.which.layer}/${map.which.head}/${token}/${by}`;
-    let found = this.known.get(name);
-    if (found === undefined && this.reading.can("reads")) {
+    const name = `${map.id.name}/${map.id.layer}/${map.id.head}/${token}/${incoming}`;
+    let weights = this.weightCache.get(name);
+    if (weights === undefined && this.data.supports("token_attention")) {
       try {
-        found = floats((await this.reading.ask("reads", { ...map.which, token, by })).weights_f32);
-        this.known.set(name, found);
+        const answer = await this.data.ask("token_attention", { ...map.id, token, incoming });
+        weights = decodeFloats(answer.weights_f32);
+        this.weightCache.set(name, weights);
       } catch {
-        return null; // nothing lights up; the map itself says what is wrong
+        return null; // the map itself shows the error
       }
     }
-    return found ?? null;
+    return weights ?? null;
   }
 }

@@ -1,50 +1,72 @@
-/** Beam search, step by step: several texts side by side, of which the best go on. */
+/** Beam search, as a tree that grows step by step. */
 
 import { linkHorizontal } from "d3-shape";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Beam, Texts } from "../../api.ts";
-import { label, together } from "../../graphemes.ts";
-import { Notice, NumberField, Slider, Switch } from "../../components/controls.tsx";
-import { useAnswer } from "../../shell/hooks.ts";
-import { type Leaf, leaves } from "./beamTree.ts";
+import type { BeamAnswer, Texts } from "../../api.ts";
+import { displayLabel, joinTokens } from "../../graphemes.ts";
+import { Status, NumberField, Slider, Switch } from "../../components/controls.tsx";
+import { useQuery } from "../../shell/hooks.ts";
+import { type TreeNode, treeNodes } from "./beamTree.ts";
 
-const WIDE = 104,
-  TALL = 42,
-  BOX = 84,
-  HIGH = 34,
-  LEFT = 14,
-  TOP = 8; // pixels: a column, a row, a box, the edges
-const PACE = 600; // milliseconds a step
+// pixels
+const COLUMN_WIDTH = 104;
+const ROW_HEIGHT = 42;
+const BOX_WIDTH = 84;
+const BOX_HEIGHT = 34;
+const MARGIN_LEFT = 14;
+const MARGIN_TOP = 8;
+const STEP_MS = 600; // while it plays
 
 export function BeamSearch({ texts }: { texts: Texts }) {
-  const [wish, setWish] = useState({ width: 4, limit: 24, length_penalty: 1, early_stopping: false });
-  const { answer, error, busy } = useAnswer("beam", { ...texts, ...wish });
-  const change = (part: Partial<typeof wish>) => setWish({ ...wish, ...part });
+  const [params, setParams] = useState({
+    num_beams: 4,
+    max_new_tokens: 24,
+    length_penalty: 1,
+    early_stopping: false,
+  });
+  const { answer, error, isLoading } = useQuery("beam", { ...texts, ...params });
+  const change = (changes: Partial<typeof params>) => setParams({ ...params, ...changes });
   return (
     <section class="beam" aria-label="Beam search">
       <div class="bar">
-        <NumberField label="Beams" value={wish.width} least={1} most={16} onChange={(width) => change({ width })} />
-        <NumberField label="Most tokens" value={wish.limit} least={1} most={64} onChange={(limit) => change({ limit })} />
+        <NumberField
+          label="Beams"
+          value={params.num_beams}
+          min={1}
+          max={16}
+          onChange={(num_beams) => change({ num_beams })}
+        />
+        <NumberField
+          label="Max new tokens"
+          value={params.max_new_tokens}
+          min={1}
+          max={64}
+          onChange={(max_new_tokens) => change({ max_new_tokens })}
+        />
         <Slider
           label="length penalty"
-          value={wish.length_penalty}
-          least={0}
-          most={2}
+          value={params.length_penalty}
+          min={0}
+          max={2}
           step={0.1}
-          shown={wish.length_penalty.toFixed(1)}
+          valueText={params.length_penalty.toFixed(1)}
           onChange={(length_penalty) => change({ length_penalty })}
         />
-        <Switch label="Stop early" on={wish.early_stopping} onChange={(early_stopping) => change({ early_stopping })} />
+        <Switch
+          label="Early stopping"
+          checked={params.early_stopping}
+          onChange={(early_stopping) => change({ early_stopping })}
+        />
       </div>
-      <Notice error={error} busy={busy && answer === null}>
+      <Status error={error} isLoading={isLoading && answer === null}>
         Searching …
-      </Notice>
-      {answer !== null && answer.steps.length > 0 && <Growing beam={answer} />}
+      </Status>
+      {answer !== null && answer.steps.length > 0 && <BeamPlayer beam={answer} />}
     </section>
   );
 }
 
-function Growing({ beam }: { beam: Beam }) {
+function BeamPlayer({ beam }: { beam: BeamAnswer }) {
   const last = beam.steps.length - 1;
   const [step, setStep] = useState(0);
   const [playing, setPlaying] = useState(false);
@@ -55,18 +77,26 @@ function Growing({ beam }: { beam: Beam }) {
   useEffect(() => {
     if (!playing) return;
     if (step >= last) return setPlaying(false);
-    const wait = window.setTimeout(() => setStep(step + 1), PACE);
-    return () => window.clearTimeout(wait);
+    const timer = window.setTimeout(() => setStep(step + 1), STEP_MS);
+    return () => window.clearTimeout(timer);
   }, [playing, step, last]);
-  const ended = beam.finished.filter((text) => text.step <= step).sort((a, b) => b.score - a.score);
-  const go = (to: number) => {
+  const finished = beam.finished
+    .filter((hypothesis) => hypothesis.step <= step)
+    .sort((a, b) => b.score - a.score);
+  const goTo = (target: number) => {
     setPlaying(false);
-    setStep(Math.max(0, Math.min(last, to)));
+    setStep(Math.max(0, Math.min(last, target)));
   };
   return (
     <>
-      <div class="bar player" role="group" aria-label="Steps of the search">
-        <button type="button" class="icon" aria-label="One step back" disabled={step === 0} onClick={() => go(step - 1)}>
+      <div class="bar player" role="group" aria-label="Search steps">
+        <button
+          type="button"
+          class="icon"
+          aria-label="Previous step"
+          disabled={step === 0}
+          onClick={() => goTo(step - 1)}
+        >
           ‹
         </button>
         <button
@@ -79,24 +109,38 @@ function Growing({ beam }: { beam: Beam }) {
         >
           {playing ? "Pause" : "Play"}
         </button>
-        <button type="button" class="icon" aria-label="One step on" disabled={step === last} onClick={() => go(step + 1)}>
+        <button
+          type="button"
+          class="icon"
+          aria-label="Next step"
+          disabled={step === last}
+          onClick={() => goTo(step + 1)}
+        >
           ›
         </button>
-        <Slider label="step" value={step} least={0} most={last} step={1} shown={`${step + 1} of ${last + 1}`} onChange={go} />
+        <Slider
+          label="step"
+          value={step}
+          min={0}
+          max={last}
+          step={1}
+          valueText={`${step + 1} of ${last + 1}`}
+          onChange={goTo}
+        />
       </div>
-      <Tree beam={beam} step={step} />
-      <p class="quiet">
-        Thick: leads to the best text. Dashed: given up. Double frame: a text ended here. The number is the log-probability so
-        far.
+      <BeamTree beam={beam} step={step} />
+      <p class="muted">
+        Thick: path to the best hypothesis. Dashed: pruned. Double frame: finished hypothesis. Number: total
+        log-probability.
       </p>
-      {ended.length > 0 && (
-        <ol class="ended" aria-label="Texts that have ended">
-          {ended.map((text, n) => (
+      {finished.length > 0 && (
+        <ol class="finished" aria-label="Finished hypotheses">
+          {finished.map((hypothesis, n) => (
             <li key={n}>
-              <span dir="auto">{together(text.tokens)}</span>
-              <span class="quiet">
+              <span dir="auto">{joinTokens(hypothesis.tokens)}</span>
+              <span class="muted">
                 {" "}
-                {text.score.toFixed(3)}, at step {text.step + 1}
+                {hypothesis.score.toFixed(3)}, at step {hypothesis.step + 1}
               </span>
             </li>
           ))}
@@ -108,46 +152,62 @@ function Growing({ beam }: { beam: Beam }) {
 
 const link = linkHorizontal<unknown, [number, number]>();
 
-function Tree({ beam, step }: { beam: Beam; step: number }) {
-  const all = useMemo(() => leaves(beam, step), [beam, step]);
+function BeamTree({ beam, step }: { beam: BeamAnswer; step: number }) {
+  const nodes = useMemo(() => treeNodes(beam, step), [beam, step]);
   const scroll = useRef<HTMLDivElement>(null);
   const rows = Math.max(...beam.steps.map((nodes) => nodes.length));
-  const width = LEFT * 2 + 20 + (step + 1) * WIDE,
-    height = TOP * 2 + rows * TALL;
+  const width = MARGIN_LEFT * 2 + 20 + (step + 1) * COLUMN_WIDTH,
+    height = MARGIN_TOP * 2 + rows * ROW_HEIGHT;
   useEffect(() => {
     scroll.current!.scrollLeft = scroll.current!.scrollWidth;
   }, [step, width]);
-  const at = (leaf: Pick<Leaf, "step" | "place">): [number, number] => [LEFT + 20 + leaf.step * WIDE, TOP + leaf.place * TALL];
-  const root: [number, number] = [LEFT + 6, TOP + HIGH / 2];
+  const position = (nodeStep: number, rank: number): [number, number] => [
+    MARGIN_LEFT + 20 + nodeStep * COLUMN_WIDTH,
+    MARGIN_TOP + rank * ROW_HEIGHT,
+  ];
+  const root: [number, number] = [MARGIN_LEFT + 6, MARGIN_TOP + BOX_HEIGHT / 2];
   return (
-    <div ref={scroll} class="scroll tree" tabIndex={0} role="group" aria-label={`Tree of the search after step ${step + 1}`}>
+    <div
+      ref={scroll}
+      class="scroll tree"
+      tabIndex={0}
+      role="group"
+      aria-label={`Beam search tree after step ${step + 1}`}
+    >
       <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`}>
         <circle cx={root[0]} cy={root[1]} r={4} class="root" />
-        {all.map((leaf) => {
-          const [x, y] = at(leaf);
-          const from = leaf.parent < 0 ? root : at({ step: leaf.step - 1, place: leaf.parent });
-          const start: [number, number] = leaf.parent < 0 ? root : [from[0] + BOX, from[1] + HIGH / 2];
+        {nodes.map((node) => {
+          const [x, y] = position(node.step, node.rank);
+          const [parentX, parentY] = position(node.step - 1, node.parent);
+          const start: [number, number] =
+            node.parent < 0 ? root : [parentX + BOX_WIDTH, parentY + BOX_HEIGHT / 2];
           return (
             <path
-              key={`l${leaf.step},${leaf.place}`}
-              class={`link ${leaf.fate}`}
-              d={link({ source: start, target: [x, y + HIGH / 2] }) ?? ""}
+              key={`l${node.step},${node.rank}`}
+              class={`link ${node.status}`}
+              d={link({ source: start, target: [x, y + BOX_HEIGHT / 2] }) ?? ""}
             />
           );
         })}
-        {all.map((leaf) => {
-          const [x, y] = at(leaf),
-            text = label(leaf.node.token.text);
+        {nodes.map((node) => {
+          const [x, y] = position(node.step, node.rank),
+            text = displayLabel(node.node.token.text);
           return (
-            <g key={`n${leaf.step},${leaf.place}`} class={`node ${leaf.fate}`} transform={`translate(${x} ${y})`}>
-              <title>{told(leaf, text)}</title>
-              <rect width={BOX} height={HIGH} rx={5} />
-              {leaf.ended !== null && <rect class="inner" x={3} y={3} width={BOX - 6} height={HIGH - 6} rx={3} />}
-              <text x={BOX / 2} y={15}>
-                {short(text)}
+            <g
+              key={`n${node.step},${node.rank}`}
+              class={`node ${node.status}`}
+              transform={`translate(${x} ${y})`}
+            >
+              <title>{nodeTitle(node, text)}</title>
+              <rect width={BOX_WIDTH} height={BOX_HEIGHT} rx={5} />
+              {node.finalScore !== null && (
+                <rect class="inner" x={3} y={3} width={BOX_WIDTH - 6} height={BOX_HEIGHT - 6} rx={3} />
+              )}
+              <text x={BOX_WIDTH / 2} y={15}>
+                {truncate(text)}
               </text>
-              <text x={BOX / 2} y={28} class="score">
-                {leaf.node.total.toFixed(2)}
+              <text x={BOX_WIDTH / 2} y={28} class="score">
+                {node.node.score.toFixed(2)}
               </text>
             </g>
           );
@@ -157,12 +217,13 @@ function Tree({ beam, step }: { beam: Beam; step: number }) {
   );
 }
 
-function told({ node, ended }: Leaf, text: string): string {
-  const end = ended === null ? "" : Number.isNaN(ended) ? ", ended" : `, ended with ${ended.toFixed(3)}`;
-  return `${text}: ${node.score.toFixed(3)}, together ${node.total.toFixed(3)}${end}`;
+function nodeTitle({ node, finalScore }: TreeNode, text: string): string {
+  const score = finalScore === null || Number.isNaN(finalScore) ? "" : ` with score ${finalScore.toFixed(3)}`;
+  const ending = finalScore === null ? "" : `, finished${score}`;
+  return `${text}: log-probability ${node.logprob.toFixed(3)}, total ${node.score.toFixed(3)}${ending}`;
 }
 
-function short(text: string): string {
-  const letters = [...text];
-  return letters.length > 11 ? `${letters.slice(0, 10).join("")}…` : text;
+function truncate(text: string): string {
+  const characters = [...text];
+  return characters.length > 11 ? `${characters.slice(0, 10).join("")}…` : text;
 }

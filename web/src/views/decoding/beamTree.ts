@@ -1,75 +1,84 @@
-/** Beam search as a tree to draw: where each text stands after each step, and what became of it. */
+/** The tree of a beam search, for drawing: the status of each hypothesis after a step. */
 
-import type { Beam, BeamNode } from "../../api.ts";
+import type { BeamAnswer, BeamNode } from "../../api.ts";
 
-export interface Leaf {
+export interface TreeNode {
   step: number;
-  place: number; // in its step, the best first
-  parent: number; // place in the step before, -1 for the root
+  rank: number; // in its step, the best first
+  parent: number; // rank in the previous step, -1 for the root
   node: BeamNode;
-  fate: "best" | "going" | "dropped";
-  ended: number | null; // the final score of the text that ended here, NaN where it was not among the best
+  status: "best" | "active" | "pruned";
+  finalScore: number | null; // of the hypothesis that is finished here; NaN if it is not among the results
 }
 
-/** All texts up to and with a step. What was given up or has ended is told as far as that step knows. */
-export function leaves(beam: Beam, last: number): Leaf[] {
-  const until = Math.min(last, beam.steps.length - 1);
-  const paths = pathsOf(beam);
-  const finished = beam.finished.filter((text) => text.step <= until);
-  const ends = new Map(finished.map((text) => [name(text.tokens.map(({ id }) => id)), text.score]));
-  const drawn = new Set(paths.flat().map(name));
-  const beyond = new Map([...ends].filter(([text]) => !drawn.has(text)));
-  const over = until === beam.steps.length - 1;
-  const best = over && beam.best !== null ? beam.best.tokens.map(({ id }) => id) : bestOf(beam, paths, until);
-  const alive = new Set<string>();
-  for (let step = until; step >= 0; step--) {
-    beam.steps[step].forEach((node, place) => {
-      if (step === until || ends.has(name(paths[step][place])) || alive.has(`${step},${place}`)) {
-        alive.add(`${step},${place}`);
-        if (node.parent >= 0) alive.add(`${step - 1},${node.parent}`);
+/** All nodes up to a step, with their status as of that step: later steps are not taken into account. */
+export function treeNodes(beam: BeamAnswer, step: number): TreeNode[] {
+  const lastStep = Math.min(step, beam.steps.length - 1);
+  const paths = nodePaths(beam);
+  const finished = beam.finished.filter((hypothesis) => hypothesis.step <= lastStep);
+  const finalScores = new Map(
+    finished.map(({ tokens, score }) => [pathKey(tokens.map(({ id }) => id)), score]),
+  );
+  const nodeKeys = new Set(paths.flat().map(pathKey));
+  const scoresWithoutNode = new Map([...finalScores].filter(([key]) => !nodeKeys.has(key)));
+  const isLastStep = lastStep === beam.steps.length - 1;
+  const best =
+    isLastStep && beam.best !== null
+      ? beam.best.tokens.map(({ id }) => id)
+      : bestPath(beam, paths, lastStep);
+  const active = new Set<string>();
+  for (let n = lastStep; n >= 0; n--) {
+    beam.steps[n].forEach((node, rank) => {
+      if (n === lastStep || finalScores.has(pathKey(paths[n][rank])) || active.has(`${n},${rank}`)) {
+        active.add(`${n},${rank}`);
+        if (node.parent >= 0) active.add(`${n - 1},${node.parent}`);
       }
     });
   }
-  return beam.steps.slice(0, until + 1).flatMap((nodes, step) =>
-    nodes.map((node, place): Leaf => {
-      const path = paths[step][place];
-      const leads = path.every((id, n) => best[n] === id);
-      const ended = ends.get(name(path)) ?? endedAfter(beyond, path) ?? (node.ended === true ? NaN : null);
-      const lives = alive.has(`${step},${place}`) || ended !== null;
-      return { step, place, parent: node.parent, node, fate: leads ? "best" : lives ? "going" : "dropped", ended };
+  return beam.steps.slice(0, lastStep + 1).flatMap((nodes, nodeStep) =>
+    nodes.map((node, rank): TreeNode => {
+      const path = paths[nodeStep][rank];
+      const isBest = path.every((id, n) => best[n] === id);
+      const finalScore =
+        finalScores.get(pathKey(path)) ??
+        scoreAfterPath(scoresWithoutNode, path) ??
+        (node.finished === true ? NaN : null);
+      const isActive = active.has(`${nodeStep},${rank}`) || finalScore !== null;
+      const status = isBest ? "best" : isActive ? "active" : "pruned";
+      return { step: nodeStep, rank, parent: node.parent, node, status, finalScore };
     }),
   );
 }
 
-/** Where the end token is no node, the text that ended is one longer than its last node. */
-function endedAfter(ends: Map<string, number>, path: number[]): number | null {
-  for (const [text, score] of ends) {
-    const ids = text === "" ? [] : text.split(",");
+/** The score of a hypothesis that is finished by an EOS token without a node, one token after the path. */
+function scoreAfterPath(finalScores: Map<string, number>, path: number[]): number | null {
+  for (const [key, score] of finalScores) {
+    const ids = key === "" ? [] : key.split(",");
     if (ids.length === path.length + 1 && path.every((id, n) => ids[n] === String(id))) return score;
   }
   return null;
 }
 
-/** The tokens from the root to each node. */
-export function pathsOf(beam: Beam): number[][][] {
-  const out: number[][][] = [];
+/** The tokens from the root to each node, by step and rank. */
+export function nodePaths(beam: BeamAnswer): number[][][] {
+  const paths: number[][][] = [];
   beam.steps.forEach((nodes, step) => {
-    out.push(
-      nodes.map((node) => [...(node.parent < 0 || step === 0 ? [] : (out[step - 1][node.parent] ?? [])), node.token.id]),
-    );
+    const parentPath = (parent: number) =>
+      parent < 0 || step === 0 ? [] : (paths[step - 1][parent] ?? []);
+    paths.push(nodes.map((node) => [...parentPath(node.parent), node.token.id]));
   });
-  return out;
+  return paths;
 }
 
-function bestOf(beam: Beam, paths: number[][][], step: number): number[] {
+function bestPath(beam: BeamAnswer, paths: number[][][], step: number): number[] {
   const nodes = beam.steps[step] ?? [];
-  let place = 0;
+  let best = 0;
   nodes.forEach((node, n) => {
-    if (node.total > nodes[place].total) place = n;
+    if (node.score > nodes[best].score) best = n;
   });
-  return paths[step]?.[place] ?? [];
+  return paths[step]?.[best] ?? [];
 }
 
-function name(ids: number[]): string {
+function pathKey(ids: number[]): string {
   return ids.join(",");
 }

@@ -1,36 +1,45 @@
-/** The text so far: what was given, and what was added token by token. */
+/** The text so far: the prompt, and the tokens added to it. */
 
 import { useMemo } from "preact/hooks";
 import type { Token } from "../../api.ts";
-import { clusters, loose, together } from "../../graphemes.ts";
-import { printed, tongue } from "../../components/tokenStrip.tsx";
+import { graphemeClusters, omitsSpaces, joinTokens } from "../../graphemes.ts";
+import { showWhitespace, detectLanguage } from "../../components/tokenStrip.tsx";
 
 interface Props {
   prompt: Token[];
-  written: Token[];
-  ended: boolean;
-  onBack(to: number): void;
+  newTokens: Token[];
+  isFinished: boolean;
+  onUndo(length: number): void;
 }
 
-export function WrittenText({ prompt, written, ended, onBack }: Props) {
-  const given = useMemo(() => together(prompt), [prompt]);
-  const added = useMemo(() => clusters(written), [written]);
-  const apart = useMemo(() => loose([...prompt, ...written]), [prompt, written]);
+export function GeneratedText({ prompt, newTokens, isFinished, onUndo }: Props) {
+  const promptText = useMemo(() => joinTokens(prompt), [prompt]);
+  const clusters = useMemo(() => graphemeClusters(newTokens), [newTokens]);
+  const needsSpaces = useMemo(() => omitsSpaces([...prompt, ...newTokens]), [prompt, newTokens]);
   return (
-    <div class={apart ? "written loose" : "written"} dir="auto" lang={tongue([...prompt, ...written])} aria-live="polite">
-      <span class="given">{apart ? `${given} ` : given}</span>
-      {added.map((group) => (
+    <div
+      class={needsSpaces ? "generated-text spaced" : "generated-text"}
+      dir="auto"
+      lang={detectLanguage([...prompt, ...newTokens])}
+      aria-live="polite"
+    >
+      <span class="prompt">{needsSpaces ? `${promptText} ` : promptText}</span>
+      {clusters.map((cluster) => (
         <button
           type="button"
-          key={group.first}
-          class={group.special ? "token special" : "token"}
-          title="Go back to before this token"
-          onClick={() => onBack(group.first)}
+          key={cluster.first}
+          class={cluster.special ? "token special" : "token"}
+          title="Remove this token and all after it"
+          onClick={() => onUndo(cluster.first)}
         >
-          {printed(group.text)}
+          {showWhitespace(cluster.text)}
         </button>
       ))}
-      {ended ? <span class="quiet"> The text has ended.</span> : <span class="caret" aria-hidden="true" />}
+      {isFinished ? (
+        <span class="muted"> End of sequence.</span>
+      ) : (
+        <span class="caret" aria-hidden="true" />
+      )}
     </div>
   );
 }

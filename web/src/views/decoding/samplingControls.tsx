@@ -1,75 +1,77 @@
-/** The sliders that narrow the distribution. */
+/** Sliders for the sampling parameters. */
 
 import { useMemo } from "preact/hooks";
-import type { Dials } from "../../filters.ts";
+import type { SamplingParams } from "../../filters.ts";
 import { Slider } from "../../components/controls.tsx";
 
-export const NEUTRAL: Dials = { temperature: 1, topK: 0, topP: 1, minP: 0 };
+export const DEFAULT_SAMPLING: SamplingParams = { temperature: 1, topK: 0, topP: 1, minP: 0 };
 
 interface Props {
-  dials: Dials;
-  vocab: number;
-  onChange(dials: Dials): void;
+  params: SamplingParams;
+  vocabSize: number;
+  onChange(dials: SamplingParams): void;
 }
 
-export function DialSliders({ dials, vocab, onChange }: Props) {
-  const ks = useMemo(() => rungs(vocab), [vocab]);
-  const at = dials.topK === 0 ? ks.length : ks.findIndex((k) => k >= dials.topK);
-  const neutral = Object.entries(NEUTRAL).every(([name, value]) => dials[name as keyof Dials] === value);
+export function SamplingControls({ params, vocabSize, onChange }: Props) {
+  const topKSteps = useMemo(() => topKValues(vocabSize), [vocabSize]);
+  const topKIndex = params.topK === 0 ? topKSteps.length : topKSteps.findIndex((k) => k >= params.topK);
+  const isDefault = Object.entries(DEFAULT_SAMPLING).every(
+    ([name, value]) => params[name as keyof SamplingParams] === value,
+  );
   return (
-    <div class="dials" role="group" aria-label="What narrows the distribution">
+    <div class="sampling" role="group" aria-label="Sampling parameters">
       <Slider
         label="temperature"
-        value={dials.temperature}
-        least={0.05}
-        most={2}
+        value={params.temperature}
+        min={0.05}
+        max={2}
         step={0.05}
-        shown={dials.temperature.toFixed(2)}
-        hint="Below 1 the likely becomes likelier"
-        onChange={(temperature) => onChange({ ...dials, temperature })}
+        valueText={params.temperature.toFixed(2)}
+        hint="Below 1 sharpens the distribution, above 1 flattens it"
+        onChange={(temperature) => onChange({ ...params, temperature })}
       />
       <Slider
         label="top-k"
-        value={at < 0 ? ks.length : at}
-        least={0}
-        most={ks.length}
+        value={topKIndex < 0 ? topKSteps.length : topKIndex}
+        min={0}
+        max={topKSteps.length}
         step={1}
-        shown={dials.topK === 0 ? "all" : dials.topK.toLocaleString("en")}
-        hint="The k likeliest"
-        onChange={(n) => onChange({ ...dials, topK: ks[n] ?? 0 })}
+        valueText={params.topK === 0 ? "all" : params.topK.toLocaleString("en")}
+        hint="Keep the k most likely tokens"
+        onChange={(n) => onChange({ ...params, topK: topKSteps[n] ?? 0 })}
       />
       <Slider
         label="top-p"
-        value={dials.topP}
-        least={0.01}
-        most={1}
+        value={params.topP}
+        min={0.01}
+        max={1}
         step={0.01}
-        shown={dials.topP.toFixed(2)}
-        hint="The likeliest that together have this probability"
-        onChange={(topP) => onChange({ ...dials, topP })}
+        valueText={params.topP.toFixed(2)}
+        hint="Keep the most likely tokens with this total probability"
+        onChange={(topP) => onChange({ ...params, topP })}
       />
       <Slider
         label="min-p"
-        value={dials.minP}
-        least={0}
-        most={0.5}
+        value={params.minP}
+        min={0}
+        max={0.5}
         step={0.005}
-        shown={dials.minP.toFixed(3)}
-        hint="Those at least so many times as likely as the likeliest"
-        onChange={(minP) => onChange({ ...dials, minP })}
+        valueText={params.minP.toFixed(3)}
+        hint="Keep the tokens at least this many times as likely as the most likely one"
+        onChange={(minP) => onChange({ ...params, minP })}
       />
-      <button type="button" class="plain" disabled={neutral} onClick={() => onChange(NEUTRAL)}>
+      <button type="button" class="plain" disabled={isDefault} onClick={() => onChange(DEFAULT_SAMPLING)}>
         Reset
       </button>
     </div>
   );
 }
 
-/** 1, 2, 3, … 10, 20, … up to the vocabulary: a slider that is fine where it matters. */
-function rungs(vocab: number): number[] {
-  const out: number[] = [];
-  for (let power = 1; power < vocab; power *= 10) {
-    for (let n = 1; n < 10; n++) if (n * power < vocab) out.push(n * power);
+/** 1, 2, 3, … 10, 20, … up to the vocabulary size: finer steps for small values. */
+function topKValues(vocabSize: number): number[] {
+  const values: number[] = [];
+  for (let power = 1; power < vocabSize; power *= 10) {
+    for (let n = 1; n < 10; n++) if (n * power < vocabSize) values.push(n * power);
   }
-  return out;
+  return values;
 }

@@ -1,113 +1,123 @@
-/** A text as it grows: the tokens so far, and the scores of what may come next. */
+/** Step-by-step decoding: the tokens so far, and the logits of the next one. */
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Next, Texts, Token } from "../../api.ts";
-import { floats } from "../../wire.ts";
-import { type Dials, ranked } from "../../filters.ts";
-import { usePage } from "../../shell/hooks.ts";
-import { said, type Source } from "../../transport/transport.ts";
+import type { NextTokenAnswer, Texts, Token } from "../../api.ts";
+import { decodeFloats } from "../../wire.ts";
+import { type SamplingParams, rankTokens } from "../../filters.ts";
+import { useExplorer } from "../../shell/hooks.ts";
+import { errorMessage, type Transport } from "../../transport/transport.ts";
 
-export interface Ranking {
-  scores: Float32Array;
+export interface RankedLogits {
+  logits: Float32Array;
   order: Uint32Array;
 }
 
-export interface Steps {
-  next: Next | null;
-  ranking: Ranking | null;
-  written: Token[];
-  count: number; // tokens chosen, also those whose scores were refused
-  ended: boolean;
-  busy: boolean;
+export interface DecodingState {
+  next: NextTokenAnswer | null;
+  ranked: RankedLogits | null;
+  newTokens: Token[];
+  count: number; // tokens appended, including those whose logits failed to load
+  isFinished: boolean;
+  isLoading: boolean;
   error: string;
-  choose(id: number): void;
-  back(to?: number): void;
-  write(dials: Dials, drawn: boolean): void;
+  append(id: number): void;
+  undo(length?: number): void;
+  continueText(sampling: SamplingParams, doSample: boolean): void;
 }
 
-const AT_ONCE = 12; // tokens that "write on" adds
+const CONTINUE_TOKENS = 12; // added by "Continue"
 
-/** `texts` stay the same: another text is another use. */
-export function useSteps(texts: Texts): Steps {
-  const { source } = usePage();
+/** `texts` must not change: give the component a key, so that another text starts over. */
+export function useDecoding(texts: Texts): DecodingState {
+  const { transport } = useExplorer();
   const [tokens, setTokens] = useState<number[]>([]);
-  const [next, setNext] = useState<Next | null>(null);
-  const [busy, setBusy] = useState(false);
+  const [next, setNext] = useState<NextTokenAnswer | null>(null);
+  const [isLoading, setIsLoading] = useState(false);
   const [error, setError] = useState("");
-  const turn = useRef(0);
+  const latestRequest = useRef(0);
 
   useEffect(() => {
-    const mine = ++turn.current;
-    setBusy(true);
-    source
-      .ask("next", { ...texts, tokens, unmasked: false })
+    const request = ++latestRequest.current;
+    setIsLoading(true);
+    transport
+      .ask("next_token", { ...texts, tokens, unmasked: false })
       .then(
         (answer) => {
-          if (mine === turn.current) {
+          if (request === latestRequest.current) {
             setNext(answer);
             setError("");
           }
         },
-        (wrong: unknown) => {
-          if (mine === turn.current) setError(said(wrong));
+        (reason: unknown) => {
+          if (request === latestRequest.current) setError(errorMessage(reason));
         },
       )
       .finally(() => {
-        if (mine === turn.current) setBusy(false);
+        if (request === latestRequest.current) setIsLoading(false);
       });
-  }, [source, texts, tokens]);
+  }, [transport, texts, tokens]);
 
-  const ranking = useMemo(() => {
+  const ranked = useMemo(() => {
     if (next === null) return null;
-    const scores = floats(next.scores_f32);
-    return { scores, order: ranked(scores) };
+    const logits = decodeFloats(next.logits_f32);
+    return { logits, order: rankTokens(logits) };
   }, [next]);
-  const written = next?.written ?? [];
-  const ended = written.length > 0 && next!.ends.includes(written[written.length - 1].id);
+  const newTokens = next?.new_tokens ?? [];
+  const isFinished = newTokens.length > 0 && next!.eos_ids.includes(newTokens[newTokens.length - 1].id);
 
-  const choose = useCallback((id: number) => setTokens((before) => [...before, id]), []);
-  const back = useCallback(
-    (to?: number) => setTokens((before) => (before.length === 0 ? before : before.slice(0, to ?? before.length - 1))),
+  const append = useCallback((id: number) => setTokens((previous) => [...previous, id]), []);
+  const undo = useCallback(
+    (length?: number) =>
+      setTokens((previous) =>
+        previous.length === 0 ? previous : previous.slice(0, length ?? previous.length - 1),
+      ),
     [],
   );
-  const write = useCallback(
-    (dials: Dials, drawn: boolean) => {
-      const mine = ++turn.current;
-      const options: Record<string, number | boolean> = drawn
-        ? { do_sample: true, temperature: dials.temperature, top_k: dials.topK, top_p: dials.topP, min_p: dials.minP }
+  const continueText = useCallback(
+    (sampling: SamplingParams, doSample: boolean) => {
+      const request = ++latestRequest.current;
+      const options: Record<string, number | boolean> = doSample
+        ? {
+            do_sample: true,
+            temperature: sampling.temperature,
+            top_k: sampling.topK,
+            top_p: sampling.topP,
+            min_p: sampling.minP,
+          }
         : { do_sample: false };
-      setBusy(true);
-      source.ask("write", { ...texts, tokens, options, limit: AT_ONCE }).then(
+      setIsLoading(true);
+      transport.ask("continue_text", { ...texts, tokens, options, max_new_tokens: CONTINUE_TOKENS }).then(
         (answer) => {
-          if (mine === turn.current) setTokens([...tokens, ...answer.tokens.map(({ id }) => id)]);
+          if (request === latestRequest.current) setTokens([...tokens, ...answer.tokens.map(({ id }) => id)]);
         },
-        (wrong: unknown) => {
-          if (mine === turn.current) {
-            setError(said(wrong));
-            setBusy(false);
+        (reason: unknown) => {
+          if (request === latestRequest.current) {
+            setError(errorMessage(reason));
+            setIsLoading(false);
           }
         },
       );
     },
-    [source, texts, tokens],
+    [transport, texts, tokens],
   );
 
-  return { next, ranking, written, count: tokens.length, ended, busy, error, choose, back, write };
+  const count = tokens.length;
+  return { next, ranked, newTokens, count, isFinished, isLoading, error, append, undo, continueText };
 }
 
-const vocabularies = new WeakMap<Source, Promise<string[]>>();
+const vocabularies = new WeakMap<Transport, Promise<string[]>>();
 
-/** The words of all tokens, asked for once. */
+/** The texts of all tokens, loaded once. */
 export function useVocabulary(): string[] | null {
-  const { source } = usePage();
-  const [words, setWords] = useState<string[] | null>(null);
+  const { transport } = useExplorer();
+  const [vocabulary, setVocabulary] = useState<string[] | null>(null);
   useEffect(() => {
-    let asked = vocabularies.get(source);
-    if (asked === undefined) {
-      asked = source.ask("vocabulary", {}).then((answer) => answer.words);
-      vocabularies.set(source, asked);
+    let promise = vocabularies.get(transport);
+    if (promise === undefined) {
+      promise = transport.ask("vocabulary", {}).then((answer) => answer.tokens);
+      vocabularies.set(transport, promise);
     }
-    asked.then(setWords, () => vocabularies.delete(source)); // tokens go by their numbers then
-  }, [source]);
-  return words;
+    promise.then(setVocabulary, () => vocabularies.delete(transport)); // without it token ids are shown
+  }, [transport]);
+  return vocabulary;
 }

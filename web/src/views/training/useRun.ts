@@ -1,101 +1,128 @@
-/** A run that may still be going on: its lines are asked for as they come. */
+/** The metrics of a run, which is polled while it is running. */
 
 import { useEffect, useState } from "preact/hooks";
-import type { Line } from "../../api.ts";
+import type { MetricsLine } from "../../api.ts";
 import type { Series } from "../../components/chart.tsx";
-import { usePage } from "../../shell/hooks.ts";
-import { said } from "../../transport/transport.ts";
+import { useExplorer } from "../../shell/hooks.ts";
+import { errorMessage } from "../../transport/transport.ts";
 
-const AGAIN = 2000; // milliseconds
-const MANY = 1000; // lines: there may be more behind them
+const POLL_MS = 2000;
+const MAX_LINES_PER_ANSWER = 1000; // after a full answer the next one is requested at once
 
-export interface Watched {
-  lines: Line[];
+export interface RunState {
+  lines: MetricsLine[];
   config: string;
-  ended: boolean;
+  isFinished: boolean;
   error: string;
 }
 
-const NOTHING: Watched = { lines: [], config: "", ended: false, error: "" };
+const EMPTY_RUN: RunState = { lines: [], config: "", isFinished: false, error: "" };
 
-export function useRun(name: string | null): Watched {
-  const { source } = usePage();
-  const [state, set] = useState<Watched>(NOTHING);
+export function useRun(name: string | null): RunState {
+  const { transport } = useExplorer();
+  const [state, setState] = useState<RunState>(EMPTY_RUN);
   useEffect(() => {
-    set(NOTHING);
+    setState(EMPTY_RUN);
     if (name === null) return;
-    let here = true,
-      after = 0,
-      wait = 0;
-    const look = () =>
-      source.ask("run", { name, after }).then(
+    let isActive = true,
+      nextLine = 0,
+      timer = 0;
+    const poll = () =>
+      transport.ask("run", { name, from_line: nextLine }).then(
         (answer) => {
-          if (!here) return;
-          // A run that was begun anew has fewer lines than were seen: then all of it is new.
-          const fresh = answer.from === 0 || answer.next < after || after === 0;
-          after = answer.next;
-          set((before) => ({
-            lines: fresh ? answer.lines : answer.lines.length === 0 ? before.lines : [...before.lines, ...answer.lines],
-            config: answer.config || before.config,
-            ended: answer.ended,
+          if (!isActive) return;
+          // A run that was restarted has fewer lines than were read: its lines replace the old ones.
+          const isRestarted = answer.first_line === 0 || answer.next_line < nextLine || nextLine === 0;
+          nextLine = answer.next_line;
+          setState((previous) => ({
+            lines: isRestarted ? answer.lines : appendLines(previous.lines, answer.lines),
+            config: answer.config || previous.config,
+            isFinished: answer.finished,
             error: "",
           }));
-          if (!answer.ended) wait = window.setTimeout(look, answer.lines.length >= MANY ? 0 : AGAIN);
+          const delay = answer.lines.length >= MAX_LINES_PER_ANSWER ? 0 : POLL_MS;
+          if (!answer.finished) timer = window.setTimeout(poll, delay);
         },
-        (wrong: unknown) => {
-          if (!here) return;
-          set((before) => ({ ...before, error: said(wrong) }));
-          if (source.can("attention")) wait = window.setTimeout(look, 4 * AGAIN);
+        (reason: unknown) => {
+          if (!isActive) return;
+          setState((previous) => ({ ...previous, error: errorMessage(reason) }));
+          if (transport.supports("attention")) timer = window.setTimeout(poll, 4 * POLL_MS);
         },
       );
-    void look();
+    void poll();
     return () => {
-      here = false;
-      window.clearTimeout(wait);
+      isActive = false;
+      window.clearTimeout(timer);
     };
-  }, [source, name]);
+  }, [transport, name]);
   return state;
 }
 
-/** What can be drawn of these lines. */
-export function curves(lines: Line[], task = ""): { title: string; y: string; log: boolean; series: Series[] }[] {
-  const of = (value: (line: Line) => number | undefined): [number, number][] =>
+/** Returns the same array if nothing is added, so that charts are not redrawn. */
+function appendLines(lines: MetricsLine[], newLines: MetricsLine[]): MetricsLine[] {
+  return newLines.length === 0 ? lines : [...lines, ...newLines];
+}
+
+interface RunChart {
+  title: string;
+  yLabel: string;
+  logScale: boolean;
+  series: Series[];
+}
+
+/** The charts of a run; those without any values are left out. */
+export function runCharts(lines: MetricsLine[], task = ""): RunChart[] {
+  const points = (value: (line: MetricsLine) => number | undefined): [number, number][] =>
     lines.flatMap((line) => {
       const v = value(line);
       return typeof v === "number" ? [[line.step, v] as [number, number]] : [];
     });
-  const measures = [...new Set(lines.flatMap((line) => Object.keys(line.measures ?? {})))].filter((name) => name !== "loss");
-  const labels = task === "classify";
+  const metricNames = new Set(lines.flatMap((line) => Object.keys(line.measures ?? {})));
+  const otherMetrics = [...metricNames].filter((name) => name !== "loss" && name !== "accuracy");
+  const isClassification = task === "classify";
   return [
     {
       title: "Loss",
-      y: `cross-entropy per ${labels ? "text" : "token"}`,
-      log: true,
+      yLabel: `cross-entropy per ${isClassification ? "text" : "token"}`,
+      logScale: true,
       series: [
-        { name: "training", points: of((line) => line.plain ?? line.loss) },
-        { name: "validation", points: of((line) => line.measures?.loss) },
+        { name: "training", points: points((line) => line.plain ?? line.loss) },
+        { name: "validation", points: points((line) => line.measures?.loss) },
       ],
     },
     {
-      title: `${labels ? "Labels" : "Tokens"} right`,
-      y: "share",
-      log: false,
+      title: `${isClassification ? "Label" : "Token"} accuracy`,
+      yLabel: "accuracy",
+      logScale: false,
       series: [
-        { name: "training", points: of((line) => line.accuracy) },
-        { name: "validation", points: of((line) => line.measures?.accuracy) },
+        { name: "training", points: points((line) => line.accuracy) },
+        { name: "validation", points: points((line) => line.measures?.accuracy) },
       ],
     },
-    { title: "Learning rate", y: "", log: false, series: [{ name: "rate", points: of((line) => line.rate) }] },
-    { title: "Size of the gradients", y: "norm", log: true, series: [{ name: "norm", points: of((line) => line.norm) }] },
-    { title: "Speed", y: "targets a second", log: false, series: [{ name: "speed", points: of((line) => line.speed) }] },
-    ...measures
-      .filter((name) => name !== "accuracy")
-      .map((name) => ({
-        title: `Validation: ${name}`,
-        y: name,
-        log: false,
-        series: [{ name, points: of((line) => line.measures?.[name]) }],
-      })),
+    {
+      title: "Learning rate",
+      yLabel: "",
+      logScale: false,
+      series: [{ name: "learning rate", points: points((line) => line.rate) }],
+    },
+    {
+      title: "Gradient norm",
+      yLabel: "norm",
+      logScale: true,
+      series: [{ name: "norm", points: points((line) => line.norm) }],
+    },
+    {
+      title: "Throughput",
+      yLabel: "target tokens per second",
+      logScale: false,
+      series: [{ name: "throughput", points: points((line) => line.speed) }],
+    },
+    ...otherMetrics.map((name) => ({
+      title: `Validation: ${name}`,
+      yLabel: name,
+      logScale: false,
+      series: [{ name, points: points((line) => line.measures?.[name]) }],
+    })),
   ]
     .map((chart) => ({ ...chart, series: chart.series.filter(({ points }) => points.length > 0) }))
     .filter(({ series }) => series.length > 0);
