@@ -3,8 +3,8 @@
 import "./styles/explorer.css";
 import { h, render as renderPreact } from "preact";
 import { App } from "./shell/app.tsx";
-import { UrlState } from "./shell/urlState.ts";
 import { ThemeController } from "./shell/theme.ts";
+import { UrlState } from "./shell/urlState.ts";
 import { HttpTransport } from "./transport/http.ts";
 import { type SnapshotEntry, SnapshotTransport } from "./transport/snapshot.ts";
 import type { Transport } from "./transport/transport.ts";

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { rampColour, oklabDistance, rgbToOklab, type Oklab, colourRamp, type Theme } from "../src/colour.ts";
+import { colourRamp, type Oklab, oklabDistance, rampColour, rgbToOklab, type Theme } from "../src/colour.ts";
 
 for (const theme of ["light", "dark"] as Theme[]) {
   const colours = colourRamp(theme);

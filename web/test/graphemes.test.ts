@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { graphemeClusters, displayLabel, omitsSpaces, clusterIndices, joinTokens } from "../src/graphemes.ts";
+import { clusterIndices, displayLabel, graphemeClusters, joinTokens, omitsSpaces } from "../src/graphemes.ts";
 
 const clustersOf = (...texts: string[]) =>
   graphemeClusters(texts.map((text, id) => ({ id, text, special: text.startsWith("<") })));

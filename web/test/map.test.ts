@@ -10,13 +10,13 @@ import {
   visibleRegion,
   zoomCamera,
 } from "../src/map/camera.ts";
+import { InMemoryMap } from "../src/map/inMemoryMap.ts";
 import { roundUpTick } from "../src/map/labels.ts";
 import { LruCache } from "../src/map/lruCache.ts";
 import { TiledMap } from "../src/map/tiledMap.ts";
 import { fitsOneTile, needsTiles, tileOrigin, tileOrigins } from "../src/map/tiling.ts";
-import { InMemoryMap } from "../src/map/inMemoryMap.ts";
-import { BitMatrix } from "../src/wire.ts";
 import { RequestQueue } from "../src/transport/requestQueue.ts";
+import { BitMatrix } from "../src/wire.ts";
 
 const viewport = { width: 500, height: 500, rows: 2000, columns: 2000 };
 

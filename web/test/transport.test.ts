@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { mergeHash, parseHash, toHash } from "../src/shell/urlState.ts";
 import { RequestQueue } from "../src/transport/requestQueue.ts";
 import { SnapshotTransport } from "../src/transport/snapshot.ts";
 import { canonicalJson, parseError } from "../src/transport/transport.ts";
 import { WidgetTransport } from "../src/transport/widget.ts";
-import { mergeHash, parseHash, toHash } from "../src/shell/urlState.ts";
 
 test("canonical JSON does not depend on the order of keys", () => {
   const first = { b: [1, { d: 2, c: 1.0 }], a: "x" },

@@ -4,7 +4,7 @@ import type { BeamAnswer } from "../src/api.ts";
 import { downsample } from "../src/components/downsample.ts";
 import { treeNodes } from "../src/views/decoding/beamTree.ts";
 import { influenceLevel } from "../src/views/leaks/influence.ts";
-import { segmentBoundaries, parseLengths } from "../src/views/masks/packing.ts";
+import { parseLengths, segmentBoundaries } from "../src/views/masks/packing.ts";
 import { runCharts } from "../src/views/training/useRun.ts";
 
 const token = (id: number) => ({ id, text: `t${id}`, special: false });

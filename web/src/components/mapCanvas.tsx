@@ -1,12 +1,12 @@
 /** A map on the page: its canvas and zoom buttons. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import type { Store } from "../store.ts";
 import type { AxisLabels } from "../map/labels.ts";
+import { type MapMode, type MapOptions, MapViewer } from "../map/mapViewer.ts";
 import type { CellPosition } from "../map/matrix.ts";
 import type { MapData } from "../map/tile.ts";
-import { type MapMode, type MapOptions, MapViewer } from "../map/mapViewer.ts";
 import { usePalette } from "../shell/hooks.ts";
+import type { Store } from "../store.ts";
 
 interface Props {
   title: string;

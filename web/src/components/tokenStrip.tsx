@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Token } from "../api.ts";
-import { type Cluster, graphemeClusters, omitsSpaces, clusterIndices } from "../graphemes.ts";
+import { type Cluster, clusterIndices, graphemeClusters, omitsSpaces } from "../graphemes.ts";
 import type { Store } from "../store.ts";
 
 export interface TokenHighlight {

@@ -3,8 +3,8 @@
 import { rampColour } from "../colour.ts";
 import { visibleRegion } from "./camera.ts";
 import { drawAxis, MIN_LABEL_SCALE } from "./labels.ts";
-import { tilesInView, type MatrixPlot } from "./matrix.ts";
-import { type Tile, cellWeight } from "./tile.ts";
+import { type MatrixPlot, tilesInView } from "./matrix.ts";
+import { cellWeight, type Tile } from "./tile.ts";
 
 /** One arc; row and column are tokens. */
 export interface Arc {

@@ -1,8 +1,8 @@
 /** Draws the claimed mask over the weights: hatching on forbidden cells, crosses on weights in them. */
 
-import { createCanvas, type Palette, tileImages } from "./tileImages.ts";
 import type { Camera, Viewport } from "./camera.ts";
 import type { Tile } from "./tile.ts";
+import { createCanvas, type Palette, tileImages } from "./tileImages.ts";
 
 export interface PlotLayout {
   camera: Camera;

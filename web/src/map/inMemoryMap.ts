@@ -1,7 +1,7 @@
 /** A small map that is in memory completely. */
 
 import { type BitMatrix, weightFromByte } from "../wire.ts";
-import { isCellAllowed, cellIndex, type MapData, type Tile, type CellValue, cellWeight } from "./tile.ts";
+import { cellIndex, type CellValue, cellWeight, isCellAllowed, type MapData, type Tile } from "./tile.ts";
 
 export class InMemoryMap implements MapData {
   private readonly tile: Tile;

@@ -1,7 +1,7 @@
 /** Axis labels of a map: tokens where they fit, positions where they do not. */
 
 import type { Token } from "../api.ts";
-import { type Cluster, graphemeClusters, displayLabel } from "../graphemes.ts";
+import { type Cluster, displayLabel, graphemeClusters } from "../graphemes.ts";
 import type { Palette } from "./tileImages.ts";
 
 export interface AxisLabels {

@@ -1,7 +1,6 @@
 /** Draws a map on a canvas: it owns the camera, and redraws at most once per frame when something changed. */
 
 import { type ArcPlot, drawArcs } from "./arcs.ts";
-import type { Palette } from "./tileImages.ts";
 import {
   type Camera,
   clampCamera,
@@ -16,8 +15,9 @@ import {
 } from "./camera.ts";
 import { attachGestures } from "./gestures.ts";
 import { type AxisLabels, gutterSize, MIN_LABEL_SCALE } from "./labels.ts";
-import { drawMatrix, type CellPosition, type MatrixPlot } from "./matrix.ts";
+import { type CellPosition, drawMatrix, type MatrixPlot } from "./matrix.ts";
 import type { MapData } from "./tile.ts";
+import type { Palette } from "./tileImages.ts";
 
 export type MapMode = "matrix" | "arcs";
 

@@ -1,10 +1,10 @@
 /** Draws a map as a matrix: queries in rows, keys in columns, the claimed mask as hatching over it. */
 
-import { tileImages } from "./tileImages.ts";
 import { visibleRegion } from "./camera.ts";
-import { drawClaim, drawTileImage, type PlotLayout, drawOutsideCells } from "./claimOverlay.ts";
-import { drawAxis, type AxisLabels, MIN_LABEL_SCALE } from "./labels.ts";
+import { drawClaim, drawOutsideCells, drawTileImage, type PlotLayout } from "./claimOverlay.ts";
+import { type AxisLabels, drawAxis, MIN_LABEL_SCALE } from "./labels.ts";
 import type { MapData, Tile } from "./tile.ts";
+import { tileImages } from "./tileImages.ts";
 import { needsTiles } from "./tiling.ts";
 
 export interface CellPosition {

@@ -1,9 +1,10 @@
 /** A map that is loaded piece by piece: first the overview, then the visible tiles. */
 
-import type { Answer, Params, Head, OverviewAnswer, Question } from "../api.ts";
-import { BitMatrix, decodeBytes, weightFromByte } from "../wire.ts";
+import type { Answer, Head, OverviewAnswer, Params, Question } from "../api.ts";
 import type { RequestQueue } from "../transport/requestQueue.ts";
 import { errorMessage } from "../transport/transport.ts";
+import { BitMatrix, decodeBytes, weightFromByte } from "../wire.ts";
+import { colourGain } from "./inMemoryMap.ts";
 import { LruCache } from "./lruCache.ts";
 import {
   cellIndex,
@@ -14,8 +15,7 @@ import {
   type Region,
   type Tile,
 } from "./tile.ts";
-import { tileOrigin, OVERVIEW_SIZE, fitsOneTile, TILE_SIZE, tileOrigins } from "./tiling.ts";
-import { colourGain } from "./inMemoryMap.ts";
+import { fitsOneTile, OVERVIEW_SIZE, TILE_SIZE, tileOrigin, tileOrigins } from "./tiling.ts";
 
 export const TILE_CACHE_SIZE = 192; // tiles of all maps; with their images about 100 MB
 

@@ -11,9 +11,9 @@ import { MasksView } from "../views/masks/view.tsx";
 import { TrainingView } from "../views/training/view.tsx";
 import { ExplorerContext, type ExplorerContextValue } from "./hooks.ts";
 import { isTyping, ShortcutDialog } from "./shortcuts.tsx";
-import type { UrlState } from "./urlState.ts";
 import { Tabs } from "./tabs.tsx";
 import type { ThemeController } from "./theme.ts";
+import type { UrlState } from "./urlState.ts";
 
 const VIEWS: Record<View, { component: () => preact.JSX.Element; questions: Question[] }> = {
   attention: { component: AttentionView, questions: ["attention"] },

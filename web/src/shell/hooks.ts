@@ -3,11 +3,11 @@
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Answer, ModelInfo, Params, Question, Texts } from "../api.ts";
-import { useStore } from "../store.ts";
 import type { Palette } from "../map/tileImages.ts";
+import { useStore } from "../store.ts";
 import { errorMessage, type Transport } from "../transport/transport.ts";
-import type { UrlState } from "./urlState.ts";
 import type { ThemeController } from "./theme.ts";
+import type { UrlState } from "./urlState.ts";
 
 export interface ExplorerContextValue {
   transport: Transport;

@@ -1,7 +1,7 @@
 /** The light or dark theme: the system's, unless the user has chosen one. */
 
-import type { Palette } from "../map/tileImages.ts";
 import { colourRamp, type Theme } from "../colour.ts";
+import type { Palette } from "../map/tileImages.ts";
 import { Store } from "../store.ts";
 
 export type ThemePreference = "system" | "light" | "dark";

@@ -13,7 +13,7 @@ import type {
 } from "../../api.ts";
 import { LruCache } from "../../map/lruCache.ts";
 import type { Tile } from "../../map/tile.ts";
-import { TILE_CACHE_SIZE, tileFromOverview, TiledMap, type MapId } from "../../map/tiledMap.ts";
+import { type MapId, TILE_CACHE_SIZE, TiledMap, tileFromOverview } from "../../map/tiledMap.ts";
 import { RequestQueue } from "../../transport/requestQueue.ts";
 import { ApiError, type Transport } from "../../transport/transport.ts";
 

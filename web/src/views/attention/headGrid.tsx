@@ -2,13 +2,13 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { AttentionInfo, Head, HeadStats } from "../../api.ts";
-import { tileImages } from "../../map/tileImages.ts";
-import type { Tile } from "../../map/tile.ts";
 import { Select, Status, Switch } from "../../components/controls.tsx";
+import type { Tile } from "../../map/tile.ts";
+import { tileImages } from "../../map/tileImages.ts";
 import { usePalette } from "../../shell/hooks.ts";
 import { ApiError, errorMessage } from "../../transport/transport.ts";
-import { headTitle } from "./panel.tsx";
 import type { AttentionData } from "./attentionData.ts";
+import { headTitle } from "./panel.tsx";
 
 const THUMBNAIL_CELLS = 64; // along each side
 const MAX_HEADS_SHOWN = 160; // of more heads one layer is shown at a time

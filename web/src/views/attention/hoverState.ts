@@ -1,13 +1,13 @@
 /** The hovered token or cell, and the highlighted tokens: shared by the maps and the token strips. */
 
 import type { AttentionInfo, Side } from "../../api.ts";
-import { decodeFloats } from "../../wire.ts";
-import { Store } from "../../store.ts";
+import { noHighlight, type TokenHighlight } from "../../components/tokenStrip.tsx";
 import { LruCache } from "../../map/lruCache.ts";
 import type { CellPosition } from "../../map/matrix.ts";
 import type { TiledMap } from "../../map/tiledMap.ts";
 import { fitsOneTile } from "../../map/tiling.ts";
-import { noHighlight, type TokenHighlight } from "../../components/tokenStrip.tsx";
+import { Store } from "../../store.ts";
+import { decodeFloats } from "../../wire.ts";
 import type { AttentionData } from "./attentionData.ts";
 
 const NO_CELL: CellPosition = { row: null, column: null };

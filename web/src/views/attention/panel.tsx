@@ -2,12 +2,12 @@
 
 import { useEffect, useState } from "preact/hooks";
 import type { AttentionInfo, Head } from "../../api.ts";
-import type { AxisLabels } from "../../map/labels.ts";
-import type { TiledMap } from "../../map/tiledMap.ts";
-import type { MapMode } from "../../map/mapViewer.ts";
 import { Status } from "../../components/controls.tsx";
-import { Legend, formatWeight } from "../../components/legend.tsx";
+import { formatWeight, Legend } from "../../components/legend.tsx";
 import { MapCanvas } from "../../components/mapCanvas.tsx";
+import type { AxisLabels } from "../../map/labels.ts";
+import type { MapMode } from "../../map/mapViewer.ts";
+import type { TiledMap } from "../../map/tiledMap.ts";
 import type { HoverState } from "./hoverState.ts";
 
 export const ATTENTION_TITLES: Record<AttentionInfo["kind"], string> = {

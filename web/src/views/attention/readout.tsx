@@ -1,11 +1,11 @@
 /** Describes the hovered token or cell in a line of text. */
 
-import { useStore } from "../../store.ts";
+import { formatWeight } from "../../components/legend.tsx";
 import { displayLabel } from "../../graphemes.ts";
 import type { TiledMap } from "../../map/tiledMap.ts";
-import { formatWeight } from "../../components/legend.tsx";
-import type { HoverState } from "./hoverState.ts";
+import { useStore } from "../../store.ts";
 import type { AttentionData } from "./attentionData.ts";
+import type { HoverState } from "./hoverState.ts";
 
 interface Props {
   data: AttentionData;

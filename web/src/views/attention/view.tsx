@@ -2,18 +2,18 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { AttentionInfo, Head } from "../../api.ts";
-import { tokenLabels } from "../../map/labels.ts";
-import type { MapMode } from "../../map/mapViewer.ts";
-import { Select, Status, SegmentedControl, Slider, Switch } from "../../components/controls.tsx";
+import { SegmentedControl, Select, Slider, Status, Switch } from "../../components/controls.tsx";
 import { TextFields } from "../../components/textFields.tsx";
 import { TokenStrip } from "../../components/tokenStrip.tsx";
+import { tokenLabels } from "../../map/labels.ts";
+import type { MapMode } from "../../map/mapViewer.ts";
 import { useExplorer, useTexts, useUrlParam } from "../../shell/hooks.ts";
 import { errorMessage } from "../../transport/transport.ts";
-import { HeadGrid } from "./headGrid.tsx";
-import { AttentionPanel, attentionTitle } from "./panel.tsx";
-import { HoverState } from "./hoverState.ts";
-import { Readout } from "./readout.tsx";
 import { AttentionData } from "./attentionData.ts";
+import { HeadGrid } from "./headGrid.tsx";
+import { HoverState } from "./hoverState.ts";
+import { AttentionPanel, attentionTitle } from "./panel.tsx";
+import { Readout } from "./readout.tsx";
 
 export function AttentionView() {
   const { transport } = useExplorer();

@@ -1,15 +1,15 @@
 /** The cross-attention of each generated token to the source. */
 
 import { useMemo, useState } from "preact/hooks";
-import { decodeBytes } from "../../wire.ts";
-import { Store } from "../../store.ts";
-import { tokenLabels } from "../../map/labels.ts";
-import type { CellPosition } from "../../map/matrix.ts";
-import { InMemoryMap } from "../../map/inMemoryMap.ts";
 import { Select, Status } from "../../components/controls.tsx";
 import { formatWeight, Legend } from "../../components/legend.tsx";
 import { MapCanvas } from "../../components/mapCanvas.tsx";
-import { useQuery, useExplorer } from "../../shell/hooks.ts";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { tokenLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
+import { useExplorer, useQuery } from "../../shell/hooks.ts";
+import { Store } from "../../store.ts";
+import { decodeBytes } from "../../wire.ts";
 
 export function AlignmentMap({ source, tokens }: { source: string; tokens: number[] }) {
   const { modelInfo } = useExplorer();

@@ -3,8 +3,8 @@
 import { linkHorizontal } from "d3-shape";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { BeamAnswer, Texts } from "../../api.ts";
+import { NumberField, Slider, Status, Switch } from "../../components/controls.tsx";
 import { displayLabel, joinTokens } from "../../graphemes.ts";
-import { Status, NumberField, Slider, Switch } from "../../components/controls.tsx";
 import { useQuery } from "../../shell/hooks.ts";
 import { type TreeNode, treeNodes } from "./beamTree.ts";
 

@@ -1,9 +1,9 @@
 /** The next-token distribution, before and after the sampling filters. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type SamplingParams, sampleIndex, entropy, filterLogits } from "../../filters.ts";
+import { entropy, filterLogits, sampleIndex, type SamplingParams } from "../../filters.ts";
 import { displayLabel } from "../../graphemes.ts";
-import { SamplingControls, DEFAULT_SAMPLING } from "./samplingControls.tsx";
+import { DEFAULT_SAMPLING, SamplingControls } from "./samplingControls.tsx";
 import type { RankedLogits } from "./useDecoding.ts";
 
 const MAX_TOKENS_SHOWN = 20;

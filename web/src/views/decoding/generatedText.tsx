@@ -2,8 +2,8 @@
 
 import { useMemo } from "preact/hooks";
 import type { Token } from "../../api.ts";
-import { graphemeClusters, omitsSpaces, joinTokens } from "../../graphemes.ts";
-import { showWhitespace, detectLanguage } from "../../components/tokenStrip.tsx";
+import { detectLanguage, showWhitespace } from "../../components/tokenStrip.tsx";
+import { graphemeClusters, joinTokens, omitsSpaces } from "../../graphemes.ts";
 
 interface Props {
   prompt: Token[];

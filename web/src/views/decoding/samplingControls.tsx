@@ -1,15 +1,15 @@
 /** Sliders for the sampling parameters. */
 
 import { useMemo } from "preact/hooks";
-import type { SamplingParams } from "../../filters.ts";
 import { Slider } from "../../components/controls.tsx";
+import type { SamplingParams } from "../../filters.ts";
 
 export const DEFAULT_SAMPLING: SamplingParams = { temperature: 1, topK: 0, topP: 1, minP: 0 };
 
 interface Props {
   params: SamplingParams;
   vocabSize: number;
-  onChange(dials: SamplingParams): void;
+  onChange(params: SamplingParams): void;
 }
 
 export function SamplingControls({ params, vocabSize, onChange }: Props) {

@@ -2,10 +2,10 @@
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { NextTokenAnswer, Texts, Token } from "../../api.ts";
-import { decodeFloats } from "../../wire.ts";
-import { type SamplingParams, rankTokens } from "../../filters.ts";
+import { rankTokens, type SamplingParams } from "../../filters.ts";
 import { useExplorer } from "../../shell/hooks.ts";
 import { errorMessage, type Transport } from "../../transport/transport.ts";
+import { decodeFloats } from "../../wire.ts";
 
 export interface RankedLogits {
   logits: Float32Array;

@@ -1,16 +1,16 @@
 /** The decoding view: token by token, or with beam search. */
 
 import { useState } from "preact/hooks";
-import type { SamplingParams } from "../../filters.ts";
-import { Status, SegmentedControl } from "../../components/controls.tsx";
+import { SegmentedControl, Status } from "../../components/controls.tsx";
 import { TextFields } from "../../components/textFields.tsx";
+import type { SamplingParams } from "../../filters.ts";
 import { useExplorer, useTexts, useUrlParam } from "../../shell/hooks.ts";
 import { AlignmentMap } from "./alignment.tsx";
 import { BeamSearch } from "./beamSearch.tsx";
-import { DEFAULT_SAMPLING } from "./samplingControls.tsx";
 import { Distribution } from "./distribution.tsx";
-import { useDecoding, useVocabulary } from "./useDecoding.ts";
 import { GeneratedText } from "./generatedText.tsx";
+import { DEFAULT_SAMPLING } from "./samplingControls.tsx";
+import { useDecoding, useVocabulary } from "./useDecoding.ts";
 
 export function DecodingView() {
   const { transport, modelInfo } = useExplorer();

@@ -1,14 +1,14 @@
 /** The audit: claimed and measured influence, and the findings. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { Finding, AuditAnswer } from "../../api.ts";
-import { Store } from "../../store.ts";
-import { positionLabels } from "../../map/labels.ts";
-import type { CellPosition } from "../../map/matrix.ts";
+import type { AuditAnswer, Finding } from "../../api.ts";
 import { Status } from "../../components/controls.tsx";
 import { Legend } from "../../components/legend.tsx";
 import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { positionLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
 import { useExplorer } from "../../shell/hooks.ts";
+import { Store } from "../../store.ts";
 import { SnapshotTransport } from "../../transport/snapshot.ts";
 import { errorMessage } from "../../transport/transport.ts";
 import { influenceMaps } from "./influence.ts";

@@ -1,8 +1,8 @@
 /** Maps of an audit's influences, from 1e-12 to 1, on a logarithmic scale. */
 
-import { BitMatrix, decodeFloats } from "../../wire.ts";
 import type { AuditAnswer } from "../../api.ts";
 import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { BitMatrix, decodeFloats } from "../../wire.ts";
 
 const MIN_RELATIVE_INFLUENCE = 1e-6; // to the largest; smaller ones are rounding errors
 

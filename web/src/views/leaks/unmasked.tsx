@@ -2,17 +2,17 @@
 
 import { useMemo, useState } from "preact/hooks";
 import type { Token, UnmaskedAnswer } from "../../api.ts";
-import { BitMatrix, decodeBytes, decodeFloats } from "../../wire.ts";
-import { type Cluster, graphemeClusters, displayLabel } from "../../graphemes.ts";
-import { Store } from "../../store.ts";
-import { tokenLabels } from "../../map/labels.ts";
-import type { CellPosition } from "../../map/matrix.ts";
-import { InMemoryMap } from "../../map/inMemoryMap.ts";
 import { Status, Switch } from "../../components/controls.tsx";
 import { formatWeight, Legend } from "../../components/legend.tsx";
 import { MapCanvas } from "../../components/mapCanvas.tsx";
 import { TextFields } from "../../components/textFields.tsx";
+import { type Cluster, displayLabel, graphemeClusters } from "../../graphemes.ts";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { tokenLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
 import { useQuery, useTexts } from "../../shell/hooks.ts";
+import { Store } from "../../store.ts";
+import { BitMatrix, decodeBytes, decodeFloats } from "../../wire.ts";
 
 const MAX_TOKENS_SHOWN = 200; // whose losses are listed
 

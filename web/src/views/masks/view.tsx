@@ -2,16 +2,16 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { MaskAnswer, MaskParams } from "../../api.ts";
-import { BitMatrix } from "../../wire.ts";
-import { Store, useStore } from "../../store.ts";
-import { positionLabels } from "../../map/labels.ts";
-import type { CellPosition } from "../../map/matrix.ts";
-import { InMemoryMap } from "../../map/inMemoryMap.ts";
 import { NumberField, Slider } from "../../components/controls.tsx";
 import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { positionLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
 import { useQuery, useUrlParam } from "../../shell/hooks.ts";
-import { EXAMPLES, EXAMPLE_LENGTH } from "./examples.ts";
-import { segmentBoundaries, parseLengths } from "./packing.ts";
+import { Store, useStore } from "../../store.ts";
+import { BitMatrix } from "../../wire.ts";
+import { EXAMPLE_LENGTH, EXAMPLES } from "./examples.ts";
+import { parseLengths, segmentBoundaries } from "./packing.ts";
 
 const DEBOUNCE_MS = 150; // after the last key press
 const MAX_FAULTS_SHOWN = 6;

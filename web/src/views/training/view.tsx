@@ -3,7 +3,7 @@
 import { useMemo } from "preact/hooks";
 import { Chart } from "../../components/chart.tsx";
 import { Select, Status } from "../../components/controls.tsx";
-import { useQuery, useExplorer, useUrlParam } from "../../shell/hooks.ts";
+import { useExplorer, useQuery, useUrlParam } from "../../shell/hooks.ts";
 import { CompareResult } from "./compare.tsx";
 import { runCharts, useRun } from "./useRun.ts";
 
