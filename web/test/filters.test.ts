@@ -37,9 +37,10 @@ test("top-k", () => assertClose(probabilities(LOGS, { topK: 2 }), [2 / 3, 1 / 3,
 test("top-p", () => assertClose(probabilities(LOGS, { topP: 0.7 }), [2 / 3, 1 / 3, 0, 0]));
 test("top-p always keeps one", () => assertClose(probabilities(LOGS, { topP: 0.01 }), [1, 0, 0, 0]));
 test("min-p", () => assertClose(probabilities(LOGS, { minP: 0.4 }), [2 / 3, 1 / 3, 0, 0]));
-test("filters are applied one after the other", () =>
+test("filters are applied in sequence", () =>
   assertClose(probabilities(LOGS, { topK: 2, topP: 0.6 }), [1, 0, 0, 0]));
-test("a logit of -∞ has probability 0", () => assertClose(probabilities([0, -Infinity, 0], {}), [0.5, 0, 0.5]));
+test("a logit of -∞ has probability 0", () =>
+  assertClose(probabilities([0, -Infinity, 0], {}), [0.5, 0, 0.5]));
 
 test("entropy is in bits", () => {
   assert.equal(entropy(Float64Array.of(0.5, 0.25, 0.25, 0)), 1.5);
@@ -55,7 +56,8 @@ test("sampling follows the probabilities", () => {
 
 // The cases are written by tests/serving/test_page_logic.py, with keepleft's own filters.
 const cases = process.env.KEEPLEFT_FILTER_CASES;
-test("the same as keepleft's own filters", { skip: cases === undefined && "KEEPLEFT_FILTER_CASES is not set" }, () => {
+const skip = cases === undefined && "KEEPLEFT_FILTER_CASES is not set";
+test("the same as keepleft's own filters", { skip }, () => {
   for (const { logits, params, expected } of JSON.parse(readFileSync(cases!, "utf8")) as {
     logits: number[];
     params: SamplingParams;

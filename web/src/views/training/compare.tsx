@@ -30,8 +30,8 @@ export function CompareResult({ result }: { result: CompareAnswer }) {
         <section aria-label="Parallel versus step-by-step training">
           <h3>Parallel versus step-by-step training</h3>
           <p class="prose">
-            Teacher forcing processes the whole target in one pass. With the mask this gives the same gradients
-            as going through it step by step, and is much faster.
+            Teacher forcing processes the whole target in one pass. With the mask this gives the same
+            gradients as going through it step by step, and is much faster.
           </p>
           <Chart
             title="Time of forward and backward pass"
