@@ -1,4 +1,4 @@
-"""Builds the explorer's page into what is installed. Where it cannot be built, everything else is installed all the same."""
+"""Builds the explorer's page into the package; if that fails, the package is built without the page."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class PageHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        bundle = _bundle(Path(self.root))
+        bundle = _load_bundle(Path(self.root))
         try:
-            bundle.build(tools=version == "editable")
-        except bundle.NotBuiltError as reason:
-            if not bundle.PAGE.is_dir():
-                self.app.display_warning(f"The page of the explorer is left out: {reason}")
+            bundle.build(dev=version == "editable")
+        except bundle.BuildError as reason:
+            if not bundle.PAGE_FOLDER.is_dir():
+                self.app.display_warning(f"The explorer's page is left out: {reason}")
             else:
-                self.app.display_warning(f"The page of the explorer may be older than its sources: {reason}")
+                self.app.display_warning(f"The explorer's page may be older than its sources: {reason}")
 
 
-def _bundle(root: Path) -> ModuleType:
-    """web/bundle.py, which is no part of any package."""
+def _load_bundle(root: Path) -> ModuleType:
+    """The module web/bundle.py, which is in no package."""
     spec = importlib.util.spec_from_file_location("keepleft_web_bundle", root / "web" / "bundle.py")
     assert spec is not None
     assert spec.loader is not None

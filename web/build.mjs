@@ -1,17 +1,19 @@
-// Build the page: one module, one style sheet, one HTML file, into the Python package (or into the folder given).
+// Build the page into the Python package, or into a folder: one script, one style sheet, one HTML file.
 import { copyFile, mkdir } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
-const here = dirname(fileURLToPath(import.meta.url));
-const out = process.argv[2] ? resolve(process.argv[2]) : join(here, "../src/keepleft/serving/explorer/page");
+const webFolder = dirname(fileURLToPath(import.meta.url));
+const outFolder = process.argv[2]
+  ? resolve(process.argv[2])
+  : join(webFolder, "../src/keepleft/serving/explorer/page");
 
-await mkdir(out, { recursive: true });
+await mkdir(outFolder, { recursive: true });
 await build({
-  absWorkingDir: here,
+  absWorkingDir: webFolder,
   entryPoints: { explorer: "src/explorer.ts" },
-  outdir: out,
+  outdir: outFolder,
   bundle: true,
   minify: true,
   format: "esm",
@@ -22,4 +24,4 @@ await build({
   legalComments: "none",
   logLevel: "warning",
 });
-await copyFile(join(here, "src/index.html"), join(out, "index.html"));
+await copyFile(join(webFolder, "src/index.html"), join(outFolder, "index.html"));

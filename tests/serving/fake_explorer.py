@@ -27,8 +27,8 @@ from serving.fake_answers import (
 )
 
 LAYERS, HEADS = 3, 4
-QUESTIONS = """about attention overview tile reads summary next vocabulary spell write beam alignment mask
-               leaks unmasked runs run compare""".split()
+QUESTIONS = """model_info attention overview tile token_attention head_stats next_token vocabulary token_texts
+               continue_text beam alignment mask audit unmasked runs run compare""".split()
 
 
 class RefusedError(Exception):
@@ -61,7 +61,7 @@ class FakeExplorer:
             self.questions.append((question, params))
             return getattr(self, question)(**params)
 
-    def about(self) -> dict[str, Any]:
+    def model_info(self) -> dict[str, Any]:
         kinds = {"encoder.self": "self", "decoder.self": "masked", "decoder.cross": "cross"}
         names = {"encoder-decoder": list(kinds), "decoder": ["decoder.self"], "encoder": ["encoder.self"]}[
             self.family
@@ -72,8 +72,8 @@ class FakeExplorer:
             "family": self.family,
             "parameters": 1_234_567,
             "dim": 64,
-            "vocab": VOCAB,
-            "longest": 4096,
+            "vocab_size": VOCAB,
+            "max_positions": 4096,
             "attentions": [
                 {
                     "name": name,
@@ -101,7 +101,7 @@ class FakeExplorer:
         self.texts[key] = tokens
         sides = {"encoder.self": "source source", "decoder.self": "text text", "decoder.cross": "text source"}
         attentions = []
-        for attention in self.about()["attentions"]:
+        for attention in self.model_info()["attentions"]:
             row, column = (sides[attention["name"]] if self.is_encoder_decoder else "text text").split()
             attentions.append(
                 {
@@ -113,11 +113,11 @@ class FakeExplorer:
                     "mask": [attention["mask"]] * LAYERS,
                 }
             )
-        return {"key": key, "tokens": tokens, "attentions": attentions, "shortened": None}
+        return {"key": key, "tokens": tokens, "attentions": attentions, "truncated": None}
 
     def _map(self, key: str, name: str, layer: int, head: Any) -> tuple[Any, Any]:
         if key not in self.texts:
-            raise RefusedError(f"the text {key!r} is no longer kept: ask again", "forgotten", 404)
+            raise RefusedError(f"the text {key!r} is no longer kept: ask again", "expired", 404)
         tokens = self.texts[key]
         row, column = (
             {
@@ -140,10 +140,10 @@ class FakeExplorer:
     def overview(self, key: str, name: str, layer: int, head: Any, size: int) -> dict[str, Any]:
         attention_map, claim = self._map(key, name, layer, head)
         rows, columns = attention_map.shape
-        step = -(-max(rows, columns) // size)
+        cell_size = -(-max(rows, columns) // size)
         cells, claim_cells = (
-            np.pad(table, ((0, -rows % step), (0, -columns % step)))
-            .reshape(-(-rows // step), step, -1, step)
+            np.pad(table, ((0, -rows % cell_size), (0, -columns % cell_size)))
+            .reshape(-(-rows // cell_size), cell_size, -1, cell_size)
             .max((1, 3))
             for table in (attention_map, claim)
         )
@@ -151,9 +151,9 @@ class FakeExplorer:
         return {
             "rows": rows,
             "columns": columns,
-            "step": step,
+            "cell_size": cell_size,
             "map_u8": u8(quantize(cells, max_weight)),
-            "top": max_weight,
+            "max_weight": max_weight,
             "claim_bits": bits(claim_cells),
         }
 
@@ -172,11 +172,13 @@ class FakeExplorer:
             "claim_bits": bits(claim),
         }
 
-    def reads(self, key: str, name: str, layer: int, head: Any, token: int, by: bool) -> dict[str, Any]:
+    def token_attention(
+        self, key: str, name: str, layer: int, head: Any, token: int, incoming: bool
+    ) -> dict[str, Any]:
         attention_map, _ = self._map(key, name, layer, head)
-        return {"weights_f32": f32(attention_map[:, token] if by else attention_map[token])}
+        return {"weights_f32": f32(attention_map[:, token] if incoming else attention_map[token])}
 
-    def summary(self, key: str, name: str, layer: int) -> dict[str, Any]:
+    def head_stats(self, key: str, name: str, layer: int) -> dict[str, Any]:
         out = []
         for head in range(HEADS):
             attention_map, claim = self._map(key, name, layer, head)
@@ -196,73 +198,81 @@ class FakeExplorer:
 
     # decoding
 
-    def next(self, text: str, tokens: list[int], source: str = "", unmasked: bool = False) -> dict[str, Any]:
-        scores = (
+    def next_token(
+        self, text: str, tokens: list[int], source: str = "", unmasked: bool = False
+    ) -> dict[str, Any]:
+        logits = (
             np.random.default_rng(hash_of(text + source) + sum(tokens) * 31 + len(tokens)).normal(size=VOCAB)
             * 2.2
         )
         best = hash_of(f"{tokens}") % (VOCAB - 10) + 5
-        scores[best] = 12.5
-        scores[best + 1] = 11.5
-        scores[0] = 9.0 + len(tokens) / 4
+        logits[best] = 12.5
+        logits[best + 1] = 11.5
+        logits[0] = 9.0 + len(tokens) / 4
         return {
             "prompt": split_tokens(text),
-            "written": describe(tokens),
-            "scores_f32": f32(scores),
-            "ends": [0],
-            "start": 1,
+            "new_tokens": describe(tokens),
+            "logits_f32": f32(logits),
+            "eos_ids": [0],
+            "decoder_start_token_id": 1,
         }
 
     def vocabulary(self) -> dict[str, Any]:
-        return {"words": [token_text(n) for n in range(VOCAB)]}
+        return {"tokens": [token_text(n) for n in range(VOCAB)]}
 
-    def spell(self, ids: list[int], before: list[int]) -> dict[str, Any]:
+    def token_texts(self, ids: list[int], context: list[int]) -> dict[str, Any]:
         return {"tokens": describe(ids)}
 
-    def write(
-        self, text: str, tokens: list[int], options: dict[str, Any], limit: int, source: str = ""
+    def continue_text(
+        self, text: str, tokens: list[int], options: dict[str, Any], max_new_tokens: int, source: str = ""
     ) -> dict[str, Any]:
         if unknown := {*options} - {"do_sample", "temperature", "top_k", "top_p", "min_p"}:
-            raise RefusedError(f"write takes no {unknown}")
-        new = [10 + (sum(tokens) + n * 37) % 4_000 for n in range(limit)]
-        return {"tokens": describe(new), "logprobs": [-1.0] * limit, "ended": False}
+            raise RefusedError(f"continue_text takes no {unknown}")
+        new = [10 + (sum(tokens) + n * 37) % 4_000 for n in range(max_new_tokens)]
+        return {"tokens": describe(new), "logprobs": [-1.0] * max_new_tokens, "finished": False}
 
     def beam(
-        self, text: str, width: int, limit: int, length_penalty: float, early_stopping: bool, source: str = ""
+        self,
+        text: str,
+        num_beams: int,
+        max_new_tokens: int,
+        length_penalty: float,
+        early_stopping: bool,
+        source: str = "",
     ) -> dict[str, Any]:
-        rng = np.random.default_rng(width)
+        rng = np.random.default_rng(num_beams)
         steps: list[list[dict[str, Any]]] = []
-        for step in range(min(limit, 9)):
+        for step in range(min(max_new_tokens, 9)):
             nodes = []
-            for place in range(1 if step == 0 else width):
-                total = steps[-1][place]["total"] if steps else 0.0
-                for _ in range(width if step == 0 else 2):
-                    score = -float(rng.exponential(0.8))
+            for parent in range(1 if step == 0 else num_beams):
+                parent_score = steps[-1][parent]["score"] if steps else 0.0
+                for _ in range(num_beams if step == 0 else 2):
+                    logprob = -float(rng.exponential(0.8))
                     number = int(rng.integers(10, 4_000))
                     nodes.append(
                         {
                             "id": 0,
-                            "parent": place if steps else -1,
+                            "parent": parent if steps else -1,
                             "token": token(number, token_text(number)),
-                            "score": score,
-                            "total": total + score,
+                            "logprob": logprob,
+                            "score": parent_score + logprob,
                         }
                     )
-            steps.append(sorted(nodes, key=lambda node: -node["total"])[:width])
-        path, place = [], 0
+            steps.append(sorted(nodes, key=lambda node: -node["score"])[:num_beams])
+        path, rank = [], 0
         for nodes in reversed(steps):
-            path.insert(0, nodes[place]["token"])
-            place = max(0, nodes[place]["parent"])
+            path.insert(0, nodes[rank]["token"])
+            rank = max(0, nodes[rank]["parent"])
         best = [*path, token(0, "</s>", True)]
-        ended = {"tokens": best, "score": -0.7}
-        return {"steps": steps, "finished": [{**ended, "step": len(steps) - 1}], "best": ended}
+        result = {"tokens": best, "score": -0.7}
+        return {"steps": steps, "finished": [{**result, "step": len(steps) - 1}], "best": result}
 
     def alignment(self, source: str, tokens: list[int], layer: Any, head: Any) -> dict[str, Any]:
         source_tokens = split_tokens(source)
         attention_map = weights(max(1, len(tokens)), len(source_tokens), False, 1, 2, False)
         return {
             "source": source_tokens,
-            "written": describe(tokens),
+            "target": describe(tokens),
             "weights_u8": u8(quantize(attention_map)),
             "rows": len(tokens),
             "columns": len(source_tokens),
@@ -294,19 +304,19 @@ class FakeExplorer:
         ]
         return {
             "mask": expression,
-            "seen_bits": bits(visible),
+            "visible_bits": bits(visible),
             "rows": length,
             "columns": length,
             "faults": faults[:12],
             "cost": {
-                "seen": count,
-                "all": length * length,
-                "share": count / length**2,
-                "words": "A kernel skips the rest.",
+                "visible": count,
+                "total": length * length,
+                "fraction": count / length**2,
+                "note": "A kernel skips the rest.",
             },
         }
 
-    def leaks(self, wait: bool) -> dict[str, Any]:
+    def audit(self, wait: bool) -> dict[str, Any]:
         self.num_audit_polls += 1
         if self.num_audit_polls < 3:
             return {"state": "running", "seconds": float(self.num_audit_polls)}
@@ -344,21 +354,21 @@ class FakeExplorer:
         tokens = split_tokens(text or TARGET)
         n = len(tokens)
         rng = np.random.default_rng(n)
-        before, after = weights(n, n, True, 0, 2, False), np.roll(np.eye(n), 1, 1) * 0.8 + 0.2 / n
+        masked, unmasked = weights(n, n, True, 0, 2, False), np.roll(np.eye(n), 1, 1) * 0.8 + 0.2 / n
         losses = rng.exponential(2.5, n)
         return {
             "tokens": tokens,
-            "with_f32": f32(losses),
-            "without_f32": f32(losses * 0.06),
-            "words": (
+            "masked_loss_f32": f32(losses),
+            "unmasked_loss_f32": f32(losses * 0.06),
+            "note": (
                 "A token costs 2.51 nats with the mask and 0.15 without it: "
-                "what comes later gives the answer away."
+                "seeing the future gives the answer away."
             ),
-            "reads": {
+            "maps": {
                 "rows": n,
                 "columns": n,
-                "before_u8": u8(quantize(before)),
-                "after_u8": u8(quantize(after)),
+                "masked_u8": u8(quantize(masked)),
+                "unmasked_u8": u8(quantize(unmasked)),
             },
         }
 
@@ -370,8 +380,8 @@ class FakeExplorer:
             ]
         }
 
-    def run(self, name: str, after: int) -> dict[str, Any]:
-        end = 200 if name == "en-fr" else min(100, after + 10)
+    def run(self, name: str, from_line: int) -> dict[str, Any]:
+        end = 200 if name == "en-fr" else min(100, from_line + 10)
         lines = [
             {
                 "step": 10 * n,
@@ -382,14 +392,14 @@ class FakeExplorer:
                 "speed": 20_000 + 500 * math.sin(n / 3),
                 **({"measures": {"loss": 5 * math.exp(-n / 60) + 0.8, "bleu": n / 6}} if n % 20 == 0 else {}),
             }
-            for n in range(after + 1, end + 1)
+            for n in range(from_line + 1, end + 1)
         ]
         return {
             "lines": lines,
-            "from": after,
-            "next": end,
-            "ended": end in (100, 200),
-            "config": "task: translation\nrecipe:\n  steps: 2000\n" if after == 0 else "",
+            "first_line": from_line,
+            "next_line": end,
+            "finished": end in (100, 200),
+            "config": "task: translation\nrecipe:\n  steps: 2000\n" if from_line == 0 else "",
         }
 
     def compare(self) -> dict[str, Any]:

@@ -151,12 +151,9 @@ def test_tiles_and_rows_and_columns_are_parts_of_the_whole(family):
                 mask = kl.causal if attention["kind"] == "masked" else kl.full
                 claim = kl.mask_table(mask, max(rows, columns))[:rows, :columns]
                 assert (bits(part["claim_bits"], *expected_tile.shape) == claim[1:4, 2:5].numpy()).all()
-                reads, by = (
-                    f32(ask(explorer, "reads", **map_params, token=1, by=by)["weights_f32"])
-                    for by in (False, True)
-                )
-                assert reads == pytest.approx(expected[1].numpy(), abs=1e-6)
-                assert by == pytest.approx(expected[:, 1].numpy(), abs=1e-6)
+                for incoming, expected_weights in ((False, expected[1]), (True, expected[:, 1])):
+                    answer = ask(explorer, "token_attention", **map_params, token=1, incoming=incoming)
+                    assert f32(answer["weights_f32"]) == pytest.approx(expected_weights.numpy(), abs=1e-6)
 
 
 @given(st.integers(1, 70), st.integers(1, 9), st.sampled_from([0, "mean", "rollout"]))
@@ -166,19 +163,24 @@ def test_an_overview_is_the_largest_of_each_cell(length, size, head):
     reading = explorer.text_cache.read(tokens(1, length)[0].tolist(), [])
     map_params = dict(key=reading.key, name="decoder.self", layer=1, head=head)
     full_map = torch.tensor(
-        np.stack([f32(ask(explorer, "reads", **map_params, token=n)["weights_f32"]) for n in range(length)])
+        np.stack(
+            [
+                f32(ask(explorer, "token_attention", **map_params, token=n)["weights_f32"])
+                for n in range(length)
+            ]
+        )
     )
     answer = ask(explorer, "overview", **map_params, size=size)
     step = -(-length // size)
     cells = -(-length // step)
-    assert (answer["rows"], answer["columns"], answer["step"]) == (length, length, step)
+    assert (answer["rows"], answer["columns"], answer["cell_size"]) == (length, length, step)
     square = lambda table, row, column: table[
         row * step : (row + 1) * step, column * step : (column + 1) * step
     ]
     expected = torch.tensor([[square(full_map, q, k).max() for k in range(cells)] for q in range(cells)])
     claim = kl.mask_table(kl.causal if head == "rollout" else kl.causal & kl.window(5), length)
-    assert answer["top"] == pytest.approx(float(full_map.max()))
-    assert np.abs(u8(answer["map_u8"], cells, cells) - quantize(expected, answer["top"])).max() <= 1
+    assert answer["max_weight"] == pytest.approx(float(full_map.max()))
+    assert np.abs(u8(answer["map_u8"], cells, cells) - quantize(expected, answer["max_weight"])).max() <= 1
     claim_cells = bits(answer["claim_bits"], cells, cells)
     if head != "rollout":
         assert (
@@ -199,7 +201,7 @@ def test_a_summary_says_of_each_head_what_its_map_says(family):
     explorer = make_explorer(family)
     reading = ask(explorer, "attention", **example_texts(family))
     for attention in reading["attentions"]:
-        answer = ask(explorer, "summary", key=reading["key"], name=attention["name"], layer=1)
+        answer = ask(explorer, "head_stats", key=reading["key"], name=attention["name"], layer=1)
         assert len(answer["heads"]) == attention["heads"]
         full_map = (
             explorer.text_cache[reading["key"]]
@@ -225,7 +227,7 @@ def test_what_looks_beyond_its_claim_is_told():
     explorer = make_explorer("decoder")
     explorer.text_cache = TextCache(model)
     reading = explorer.text_cache.read(tokenizer().encode(TEXT).ids, [])
-    answer = ask(explorer, "summary", key=reading.key, name="decoder.self", layer=1)
+    answer = ask(explorer, "head_stats", key=reading.key, name="decoder.self", layer=1)
     assert max(head["outside"] for head in answer["heads"]) > 0.1
     part = ask(
         explorer,
@@ -245,7 +247,7 @@ def test_what_looks_beyond_its_claim_is_told():
 def test_a_long_text_is_summed_up_from_some_of_its_rows():
     answer = ask(
         LONG,
-        "summary",
+        "head_stats",
         key=LONG.text_cache.read(tokens(1, 300)[0].tolist(), []).key,
         name="decoder.self",
         layer=0,
@@ -260,12 +262,12 @@ def test_an_encoder_with_other_heads_than_its_decoder_is_told_with_its_own():
     heads = {"encoder.self": 12, "decoder.self": 6, "decoder.cross": 6}
     assert {attention["name"]: attention["heads"] for attention in reading["attentions"]} == heads
     assert {
-        attention["name"]: attention["heads"] for attention in ask(explorer, "about")["attentions"]
+        attention["name"]: attention["heads"] for attention in ask(explorer, "model_info")["attentions"]
     } == heads
     for name, count in heads.items():
         for head in ("mean", count - 1):
             ask(explorer, "overview", key=reading["key"], name=name, layer=1, head=head, size=64)
-        assert len(ask(explorer, "summary", key=reading["key"], name=name, layer=0)["heads"]) == count
+        assert len(ask(explorer, "head_stats", key=reading["key"], name=name, layer=0)["heads"]) == count
 
 
 def test_a_pair_without_a_text_writes_one():
@@ -319,8 +321,8 @@ def test_only_a_few_texts_are_kept():
     keys = [ask(explorer, "attention", text=TEXT[:n])["key"] for n in range(3, 9)]
     assert len(set(keys)) == 6
     with pytest.raises(ExpiredError, match="no longer kept: ask for its attention again") as error:
-        ask(explorer, "summary", key=keys[0], name="decoder.self", layer=0)
-    assert error.value.code == "forgotten"
+        ask(explorer, "head_stats", key=keys[0], name="decoder.self", layer=0)
+    assert error.value.code == "expired"
     assert ask(explorer, "attention", text=TEXT[:3])["key"] == keys[0]
     explorer.text_cache.max_bytes = 1
     ask(explorer, "attention", text=TEXT[:4])
@@ -344,7 +346,7 @@ def test_a_long_text_is_cut_and_it_is_said():
     )
     reading = ask(Explorer(model, tokenizer()), "attention", text="sea " * 20)
     assert len(reading["tokens"]["text"]) == 12
-    assert reading["shortened"] == "the text has 41 tokens, the first 12 are shown"
+    assert reading["truncated"] == "the text has 41 tokens, the first 12 are shown"
 
 
 def test_room_is_made_for_as_many_tokens_as_fit():

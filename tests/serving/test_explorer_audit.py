@@ -40,11 +40,11 @@ def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
     audit_one_check(monkeypatch)
     explorer = make_explorer("decoder")
     assert explorer.audit.state == "none"
-    first = ask(explorer, "leaks", wait=False)
+    first = ask(explorer, "audit", wait=False)
     assert first["state"] in ("running", "done")
-    assert ask(explorer, "next", text=TEXT, tokens=[])["prompt"]  # nobody waits
+    assert ask(explorer, "next_token", text=TEXT, tokens=[])["prompt"]  # nobody waits
     explorer.audit.wait(60)
-    answer = ask(explorer, "leaks", wait=False)
+    answer = ask(explorer, "audit", wait=False)
     assert answer["state"] == "done"
     assert answer["report"]["ok"]
     assert answer["report"]["claim"] == "causal"
@@ -55,7 +55,7 @@ def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
     assert (claim == kl.mask_table(kl.causal, rows).numpy()).all()
     assert (influence[~claim] == 0).all()
     assert (influence.diagonal() > 0).all()
-    assert ask(explorer, "leaks", wait=True)["seconds"] == answer["seconds"]
+    assert ask(explorer, "audit", wait=True)["seconds"] == answer["seconds"]
 
 
 def test_a_leak_is_found(monkeypatch):
@@ -63,9 +63,9 @@ def test_a_leak_is_found(monkeypatch):
     model = make_model("decoder")
     model.decoder.masks = (kl.full,)  # its design still says causal
     explorer = Explorer(model, tokenizer())
-    answer = ask(explorer, "leaks", wait=True)
+    answer = ask(explorer, "audit", wait=True)
     explorer.audit.wait(60)
-    answer = ask(explorer, "leaks", wait=False)
+    answer = ask(explorer, "audit", wait=False)
     assert not answer["report"]["ok"]
     assert answer["report"]["findings"][0]["kind"] == "future"
     influence = f32(answer["influence_f32"])
@@ -84,23 +84,23 @@ def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
     monkeypatch.setattr(audit, "audit", broken)
     explorer = make_explorer("encoder")
     for _ in range(3):
-        assert ask(explorer, "leaks", wait=False)["state"] == "running"
+        assert ask(explorer, "audit", wait=False)["state"] == "running"
     release.set()
     explorer.audit.wait(30)
     assert len(audited) == 1
     assert audited[0] is not explorer.model
     with pytest.raises(ValueError, match="the audit broke off: RuntimeError: no more memory"):
-        ask(explorer, "leaks", wait=False)
+        ask(explorer, "audit", wait=False)
 
 
 def test_what_cannot_be_copied_is_not_audited(monkeypatch):
     monkeypatch.setattr(audit, "MAX_PARAMETERS", 1000)
     explorer = make_explorer("decoder")
     with pytest.raises(ValueError, match="run `keepleft audit` by itself"):
-        ask(explorer, "leaks", wait=False)
-    assert "leaks" not in ask(explorer, "about")["views"]
+        ask(explorer, "audit", wait=False)
+    assert "leaks" not in ask(explorer, "model_info")["views"]
     packed = Explorer(kl.prepack(make_model("decoder"), "int8"), tokenizer())
-    assert "leaks" not in ask(packed, "about")["views"]
+    assert "leaks" not in ask(packed, "model_info")["views"]
     assert ask(packed, "attention", text=TEXT)["attentions"]
 
 
@@ -132,23 +132,23 @@ def test_losses_with_the_mask_and_without(family):
         unmasked_model.decoder.nearness.bidirectional = False
     source = [torch.tensor([tokenizer().encode(SOURCE).ids])] if is_encoder_decoder else []
     for model, name, map_name in (
-        (explorer.model, "with_f32", "before_u8"),
-        (unmasked_model.eval(), "without_f32", "after_u8"),
+        (explorer.model, "masked_loss_f32", "masked_u8"),
+        (unmasked_model.eval(), "unmasked_loss_f32", "unmasked_u8"),
     ):
         with torch.no_grad(), kl.watch(model, "decoder.*.self") as maps:
             scores = model(*source, torch.tensor([ids[:-1]]))[0]
         expected = F.cross_entropy(scores, torch.tensor(ids[1:]), reduction="none")
         assert f32(answer[name]) == pytest.approx(expected.numpy(), abs=1e-4)
         mean = torch.stack([map_[0].mean(0) for map_ in maps.values()]).mean(0)
-        size = (answer["reads"]["rows"], answer["reads"]["columns"])
+        size = (answer["maps"]["rows"], answer["maps"]["columns"])
         assert mean.shape == size
-        assert abs(u8(answer["reads"][map_name], *size) - mean.sqrt().mul(255).round().numpy()).max() <= 1
-    assert "nats with the mask" in answer["words"]
-    peeking = ask(explorer, "next", **example_texts(family), tokens=[70, 71], unmasked=True)
+        assert abs(u8(answer["maps"][map_name], *size) - mean.sqrt().mul(255).round().numpy()).max() <= 1
+    assert "nats with the mask" in answer["note"]
+    peeking = ask(explorer, "next_token", **example_texts(family), tokens=[70, 71], unmasked=True)
     row = torch.tensor([[1, 70, 71] if is_encoder_decoder else [*tokenizer().encode(TEXT).ids, 70, 71]])
     with torch.no_grad():
         torch.testing.assert_close(
-            torch.tensor(f32(peeking["scores_f32"])),
+            torch.tensor(f32(peeking["logits_f32"])),
             unmasked_model(*source, row)[0, -1],
             atol=1e-4,
             rtol=1e-4,

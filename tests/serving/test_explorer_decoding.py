@@ -48,13 +48,13 @@ def full_pass_logits(explorer: Explorer, tokens: list[int]) -> torch.Tensor:
 def test_scores_are_those_of_one_pass_however_one_got_there(family, path):
     explorer = EXPLORERS[family]
     for tokens in path:
-        answer = ask(explorer, "next", **example_texts(family), tokens=tokens, unmasked=False)
+        answer = ask(explorer, "next_token", **example_texts(family), tokens=tokens, unmasked=False)
         torch.testing.assert_close(
-            torch.tensor(f32(answer["scores_f32"])), full_pass_logits(explorer, tokens), atol=1e-4, rtol=1e-4
+            torch.tensor(f32(answer["logits_f32"])), full_pass_logits(explorer, tokens), atol=1e-4, rtol=1e-4
         )
-        assert [token["id"] for token in answer["written"]] == tokens
-    assert answer["ends"] == [2]
-    assert answer["start"] == (1 if explorer.generator.is_encoder_decoder else -1)
+        assert [token["id"] for token in answer["new_tokens"]] == tokens
+    assert answer["eos_ids"] == [2]
+    assert answer["decoder_start_token_id"] == (1 if explorer.generator.is_encoder_decoder else -1)
     prompt = SOURCE if explorer.generator.is_encoder_decoder else TEXT
     assert [token["text"] for token in answer["prompt"]] == token_pieces(
         tokenizer(), tokenizer().encode(prompt).ids
@@ -63,10 +63,10 @@ def test_scores_are_those_of_one_pass_however_one_got_there(family, path):
 
 def test_a_further_token_costs_one_step(monkeypatch):
     explorer = make_explorer("decoder")
-    ask(explorer, "next", text=TEXT, tokens=[7, 8])
+    ask(explorer, "next_token", text=TEXT, tokens=[7, 8])
     monkeypatch.setattr(explorer.generator.model, "start", None)
     for tokens in ([7, 8, 9], [7], [7, 8, 9, 10], [7, 8, 9, 10]):
-        ask(explorer, "next", text=TEXT, tokens=tokens)
+        ask(explorer, "next_token", text=TEXT, tokens=tokens)
     torch.testing.assert_close(
         explorer.scorer.logits, full_pass_logits(explorer, [7, 8, 9, 10]), atol=1e-4, rtol=1e-4
     )
@@ -79,20 +79,20 @@ def test_what_is_refused_leaves_no_state_behind():
         )
     )
     explorer = Explorer(model, tokenizer())
-    ask(explorer, "next", text="the", tokens=[7])
+    ask(explorer, "next_token", text="the", tokens=[7])
     with pytest.raises(ValueError, match="at most 8 fit: shorten it"):
-        ask(explorer, "next", text="the", tokens=[7] * 9)
+        ask(explorer, "next_token", text="the", tokens=[7] * 9)
     with pytest.raises(ValueError, match="reaches 8: shorten it"):
-        ask(explorer, "next", text="the " * 9, tokens=[])
-    assert len(ask(explorer, "next", text="the", tokens=[7, 8])["written"]) == 2
+        ask(explorer, "next_token", text="the " * 9, tokens=[])
+    assert len(ask(explorer, "next_token", text="the", tokens=[7, 8])["new_tokens"]) == 2
 
 
 def test_learning_on_is_noticed():
     explorer = make_explorer("decoder")
-    before = ask(explorer, "next", text=TEXT, tokens=[7])["scores_f32"]
+    before = ask(explorer, "next_token", text=TEXT, tokens=[7])["logits_f32"]
     with torch.no_grad():
         explorer.model.token.weight.mul_(0.5)
-    answer = ask(explorer, "next", text=TEXT, tokens=[7])["scores_f32"]
+    answer = ask(explorer, "next_token", text=TEXT, tokens=[7])["logits_f32"]
     assert answer != before
     torch.testing.assert_close(
         torch.tensor(f32(answer)), full_pass_logits(explorer, [7]), atol=1e-4, rtol=1e-4
@@ -115,7 +115,9 @@ FILTERS = st.fixed_dictionaries(
 def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed):
     """temperature, top_k, top_p, min_p in this order, as the page applies them, then one random number."""
     explorer = EXPLORERS[family]
-    logits = torch.tensor(f32(ask(explorer, "next", **example_texts(family), tokens=tokens)["scores_f32"]))
+    logits = torch.tensor(
+        f32(ask(explorer, "next_token", **example_texts(family), tokens=tokens)["logits_f32"])
+    )
     scores = logits[None]
     options = resolve_options(explorer.model, None, {"do_sample": True, **filters})
     prompt = SOURCE if explorer.generator.is_encoder_decoder else TEXT
@@ -125,11 +127,11 @@ def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed)
     token = sample_tokens(scores, uniform(derive_seeds(seed, torch.arange(1)), len(tokens)))
     answer = ask(
         explorer,
-        "write",
+        "continue_text",
         **example_texts(family),
         tokens=tokens,
         options={"do_sample": True, "seed": seed, **filters},
-        limit=1,
+        max_new_tokens=1,
     )
     assert [generated["id"] for generated in answer["tokens"]] == token.tolist()
 
@@ -144,15 +146,24 @@ def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed)
 def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(family, filters, cut, penalties):
     explorer = EXPLORERS[family]
     options = {"do_sample": True, "seed": 7, **filters, **penalties}
-    at_once = ask(explorer, "write", **example_texts(family), tokens=[], options=options, limit=9)
+    at_once = ask(
+        explorer, "continue_text", **example_texts(family), tokens=[], options=options, max_new_tokens=9
+    )
     ids = [token["id"] for token in at_once["tokens"]]
-    first = ask(explorer, "write", **example_texts(family), tokens=[], options=options, limit=cut)
+    first = ask(
+        explorer, "continue_text", **example_texts(family), tokens=[], options=options, max_new_tokens=cut
+    )
     first_ids = [token["id"] for token in first["tokens"]]
-    if first["ended"]:
+    if first["finished"]:
         assert first_ids == ids
     else:
         rest = ask(
-            explorer, "write", **example_texts(family), tokens=first_ids, options=options, limit=9 - cut
+            explorer,
+            "continue_text",
+            **example_texts(family),
+            tokens=first_ids,
+            options=options,
+            max_new_tokens=9 - cut,
         )
         assert first_ids + [token["id"] for token in rest["tokens"]] == ids
         assert first["logprobs"] + rest["logprobs"] == pytest.approx(at_once["logprobs"], abs=1e-4)
@@ -164,7 +175,7 @@ def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(fam
         **options,
     )[0]
     assert ids == expected.tokens
-    assert at_once["ended"] == expected.ended
+    assert at_once["finished"] == expected.ended
     for n, (token, logprob) in enumerate(zip(ids, at_once["logprobs"], strict=True)):
         logprobs = full_pass_logits(explorer, ids[:n]).log_softmax(-1)
         assert float(logprobs[token]) == pytest.approx(logprob, abs=1e-4)
@@ -179,8 +190,24 @@ def test_greedy_is_greedy_whatever_the_directory_wishes():
         "num_return_sequences": 2,
     }
     explorer = Explorer(model, tokenizer())
-    answer = ask(explorer, "write", text="", source=SOURCE, tokens=[], options={"do_sample": False}, limit=7)
-    plain = ask(EXPLORERS["encoder-decoder"], "write", text="", source=SOURCE, tokens=[], options={}, limit=7)
+    answer = ask(
+        explorer,
+        "continue_text",
+        text="",
+        source=SOURCE,
+        tokens=[],
+        options={"do_sample": False},
+        max_new_tokens=7,
+    )
+    plain = ask(
+        EXPLORERS["encoder-decoder"],
+        "continue_text",
+        text="",
+        source=SOURCE,
+        tokens=[],
+        options={},
+        max_new_tokens=7,
+    )
     assert answer == plain
 
 
@@ -190,8 +217,15 @@ def test_a_text_that_fills_the_model_goes_no_further():
             vocab=tokenizer().get_vocab_size(), position=kl.LearnedPositions(8)
         )
     )
-    answer = ask(Explorer(model, tokenizer()), "write", text="the", tokens=[7] * 7, options={}, limit=9)
-    assert answer == {"tokens": [], "logprobs": [], "ended": False}
+    answer = ask(
+        Explorer(model, tokenizer()),
+        "continue_text",
+        text="the",
+        tokens=[7] * 7,
+        options={},
+        max_new_tokens=9,
+    )
+    assert answer == {"tokens": [], "logprobs": [], "finished": False}
 
 
 @pytest.mark.parametrize("family", WRITERS)
@@ -204,8 +238,8 @@ def test_the_best_beam_is_what_generate_writes(family, width, penalty, early):
         explorer,
         "beam",
         **example_texts(family),
-        width=width,
-        limit=8,
+        num_beams=width,
+        max_new_tokens=8,
         length_penalty=penalty,
         early_stopping=early,
     )
@@ -239,7 +273,13 @@ def test_the_best_beam_is_what_generate_writes(family, width, penalty, early):
 def test_the_tree_adds_up(family):
     explorer = EXPLORERS[family]
     answer = ask(
-        explorer, "beam", **example_texts(family), width=4, limit=8, length_penalty=0.7, early_stopping=False
+        explorer,
+        "beam",
+        **example_texts(family),
+        num_beams=4,
+        max_new_tokens=8,
+        length_penalty=0.7,
+        early_stopping=False,
     )
     previous, totals = [[]], [0.0]
     numbers = [node["id"] for step in answer["steps"] for node in step]
@@ -249,10 +289,10 @@ def test_the_tree_adds_up(family):
         for node in step:
             parent = node["parent"] if node["parent"] >= 0 else 0
             current.append([*previous[parent], node["token"]["id"]])
-            assert node["total"] == pytest.approx(totals[parent] + node["score"], abs=1e-5)
+            assert node["score"] == pytest.approx(totals[parent] + node["logprob"], abs=1e-5)
             logprob = full_pass_logits(explorer, previous[parent]).log_softmax(-1)[node["token"]["id"]]
-            assert node["score"] == pytest.approx(float(logprob), abs=1e-3)
-        previous, totals = current, [node["total"] for node in step]
+            assert node["logprob"] == pytest.approx(float(logprob), abs=1e-3)
+        previous, totals = current, [node["score"] for node in step]
     path = [node["token"]["id"] for step in answer["steps"] for node in step if node["best"]]
     assert path == [token["id"] for token in answer["best"]["tokens"]]
 
@@ -271,20 +311,20 @@ def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
     expected = (maps_used.mean(1) if head == "mean" else maps_used[:, head]).mean(0)
     assert (answer["rows"], answer["columns"]) == (3, len(source))
     assert abs(u8(answer["weights_u8"], *expected.shape) - quantize(expected)).max() <= 1
-    assert [token["id"] for token in answer["written"]] == tokens
+    assert [token["id"] for token in answer["target"]] == tokens
     assert ask(explorer, "alignment", source=SOURCE, tokens=[], layer="mean", head="mean")["rows"] == 0
 
 
 def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
     explorer = EXPLORERS["decoder"]
     ids = tokenizer().encode("the sea आप").ids
-    assert [token["text"] for token in ask(explorer, "spell", ids=ids, before=[])["tokens"]] == token_pieces(
-        tokenizer(), ids
-    )
-    assert ask(explorer, "spell", ids=[2], before=ids)["tokens"] == [
+    assert [
+        token["text"] for token in ask(explorer, "token_texts", ids=ids, context=[])["tokens"]
+    ] == token_pieces(tokenizer(), ids)
+    assert ask(explorer, "token_texts", ids=[2], context=ids)["tokens"] == [
         {"id": 2, "text": "</s>", "special": True}
     ]
-    answer = ask(explorer, "vocabulary")["words"]
+    answer = ask(explorer, "vocabulary")["tokens"]
     assert len(answer) == explorer.model.design.vocab
     assert " the" in answer
     assert "the" in answer
@@ -299,9 +339,9 @@ def test_a_source_may_begin_with_a_tag():
     model = kl.build(kl.presets.small(kl.presets.pegasus).but(vocab=tokenizer.get_vocab_size()))
     model.notes = {"decoder_start_token_id": 1, "eos_token_id": 2}
     explorer = Explorer(model, tokenizer)
-    assert ask(explorer, "about")["example"] == {"text": "", "source": "<2fr> The sea is calm today."}
+    assert ask(explorer, "model_info")["example"] == {"text": "", "source": "<2fr> The sea is calm today."}
     tag = tokenizer.token_to_id("<2fr>")
-    assert ask(explorer, "next", text="", source="<2fr> ship on", tokens=[])["prompt"][0]["id"] == tag
+    assert ask(explorer, "next_token", text="", source="<2fr> ship on", tokens=[])["prompt"][0]["id"] == tag
     answer = ask(explorer, "attention", text="la mer", source="<2fr> ship on")
     assert answer["tokens"]["source"][0] == {"id": tag, "text": "<2fr>", "special": True}
     unknown_tag = ask(explorer, "attention", text="la mer", source="<2de> ship")
@@ -311,33 +351,41 @@ def test_a_source_may_begin_with_a_tag():
 @pytest.mark.parametrize(
     ("question", "change", "message"),
     [
-        ("write", {"limit": 65}, "limit is 65: it must be a whole number from 1 to 64"),
-        ("write", {"options": {"num_beams": 3}}, "options takes no 'num_beams'"),
-        ("write", {"options": {"regex": "(a+)+"}}, "options takes no 'regex'"),
-        ("write", {"options": {"temperature": 0}}, "temperature is 0: it must be a number above 0"),
-        ("write", {"options": {"top_k": "many"}}, "top_k is 'many': it must be a whole number, at least 0"),
-        ("write", {"options": {"do_sample": 1}}, "do_sample is 1: it must be true or false"),
-        ("write", {"options": {"seed": 1 << 60}}, "seed is"),
-        ("write", {"options": []}, r"options is \[\]: it must be an object"),
-        ("next", {"tokens": [999]}, "tokens holds 999: each must be a whole number from 0 to"),
-        ("next", {"tokens": [True]}, "tokens holds True"),
-        ("next", {"tokens": [5] * 4097}, "tokens has 4,097 numbers: give at most 4,096"),
-        ("next", {"tokens": "abc"}, "tokens is 'abc': it must be a list"),
-        ("next", {"source": "x"}, "source is 'x', and this model reads none: leave it out"),
-        ("next", {"text": "a" * 200_001}, "text has 200,001 characters: give at most 200,000"),
-        ("next", {"text": "a" * 9000}, "the text has [0-9,]+ tokens: give at most 4,096"),
-        ("next", {"text": "\ud800"}, "lone surrogate"),
-        ("beam", {"width": 17}, "width is 17"),
-        ("beam", {"width": 2.5}, "width is 2.5"),
+        (
+            "continue_text",
+            {"max_new_tokens": 65},
+            "max_new_tokens is 65: it must be a whole number from 1 to 64",
+        ),
+        ("continue_text", {"options": {"num_beams": 3}}, "options takes no 'num_beams'"),
+        ("continue_text", {"options": {"regex": "(a+)+"}}, "options takes no 'regex'"),
+        ("continue_text", {"options": {"temperature": 0}}, "temperature is 0: it must be a number above 0"),
+        (
+            "continue_text",
+            {"options": {"top_k": "many"}},
+            "top_k is 'many': it must be a whole number, at least 0",
+        ),
+        ("continue_text", {"options": {"do_sample": 1}}, "do_sample is 1: it must be true or false"),
+        ("continue_text", {"options": {"seed": 1 << 60}}, "seed is"),
+        ("continue_text", {"options": []}, r"options is \[\]: it must be an object"),
+        ("next_token", {"tokens": [999]}, "tokens holds 999: each must be a whole number from 0 to"),
+        ("next_token", {"tokens": [True]}, "tokens holds True"),
+        ("next_token", {"tokens": [5] * 4097}, "tokens has 4,097 numbers: give at most 4,096"),
+        ("next_token", {"tokens": "abc"}, "tokens is 'abc': it must be a list"),
+        ("next_token", {"source": "x"}, "source is 'x', and this model reads none: leave it out"),
+        ("next_token", {"text": "a" * 200_001}, "text has 200,001 characters: give at most 200,000"),
+        ("next_token", {"text": "a" * 9000}, "the text has [0-9,]+ tokens: give at most 4,096"),
+        ("next_token", {"text": "\ud800"}, "lone surrogate"),
+        ("beam", {"num_beams": 17}, "num_beams is 17"),
+        ("beam", {"num_beams": 2.5}, "num_beams is 2.5"),
         ("beam", {"length_penalty": float("nan")}, "length_penalty is nan"),
-        ("beam", {"limit": 0}, "limit is 0"),
+        ("beam", {"max_new_tokens": 0}, "max_new_tokens is 0"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(question, change, message):
     usual = {
-        "next": {"tokens": []},
-        "write": {"tokens": [], "options": {}, "limit": 3},
-        "beam": {"width": 2, "limit": 3},
+        "next_token": {"tokens": []},
+        "continue_text": {"tokens": [], "options": {}, "max_new_tokens": 3},
+        "beam": {"num_beams": 2, "max_new_tokens": 3},
     }
     with pytest.raises(ValueError, match=message):
         EXPLORERS["decoder"].ask(question, {"text": TEXT, **usual[question], **change})

@@ -65,7 +65,7 @@ class Elements(HTMLParser):
 
 
 def params_of(entries, question: str) -> list[dict]:
-    return [entry["given"] for entry in entries if entry["question"] == question]
+    return [entry["params"] for entry in entries if entry["question"] == question]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,17 +73,17 @@ def test_what_the_page_asks_first_is_there(family):
     explorer = make_explorer(family, name="mine")
     entries = build_snapshot(explorer, **example_texts(family))
     answers = {
-        entry["question"] + json.dumps(entry["given"], sort_keys=True): entry["answer"] for entry in entries
+        entry["question"] + json.dumps(entry["params"], sort_keys=True): entry["answer"] for entry in entries
     }
     assert len(answers) == len(entries)
-    ask = lambda question, **given: answers[question + json.dumps(given, sort_keys=True)]
-    about = ask("about")
-    attention_answer = ask("attention", **about["example"])
-    assert about["example"] == example_texts(family)
+    ask = lambda question, **params: answers[question + json.dumps(params, sort_keys=True)]
+    model_info = ask("model_info")
+    attention_answer = ask("attention", **model_info["example"])
+    assert model_info["example"] == example_texts(family)
     for attention in attention_answer["attentions"]:
         for layer in range(attention["layers"]):
             layer_params = dict(key=attention_answer["key"], name=attention["name"], layer=layer)
-            assert len(ask("summary", **layer_params)["heads"]) == attention["heads"]
+            assert len(ask("head_stats", **layer_params)["heads"]) == attention["heads"]
             heads = [
                 "mean",
                 *range(attention["heads"]),
@@ -96,24 +96,24 @@ def test_what_the_page_asks_first_is_there(family):
                     ask("overview", **map_params, size=64)
     for expression in EXAMPLE_MASKS:
         ask("mask", expression=expression, length=16, padding={"left": 0, "right": 0}, packing=[])
-    assert ask("leaks", wait=False)["state"] == "done"
+    assert ask("audit", wait=False)["state"] == "done"
     if family == "encoder":
-        assert not params_of(entries, "next")
+        assert not params_of(entries, "next_token")
         return
     prompt_texts = (
         {**example_texts(family), "text": ""} if family == "encoder-decoder" else example_texts(family)
     )
-    ask("beam", **prompt_texts, width=4, limit=24, length_penalty=1, early_stopping=False)
+    ask("beam", **prompt_texts, num_beams=4, max_new_tokens=24, length_penalty=1, early_stopping=False)
     ask("unmasked", **example_texts(family))
     ask("vocabulary")
     greedy = explorer.ask(
-        "write", {**prompt_texts, "tokens": [], "options": {"do_sample": False}, "limit": 23}
+        "continue_text", {**prompt_texts, "tokens": [], "options": {"do_sample": False}, "max_new_tokens": 23}
     )
-    written = [token["id"] for token in greedy["tokens"]]
-    for n in range(len(written) + 1):
-        ask("next", **prompt_texts, tokens=written[:n], unmasked=False)
+    new_ids = [token["id"] for token in greedy["tokens"]]
+    for n in range(len(new_ids) + 1):
+        ask("next_token", **prompt_texts, tokens=new_ids[:n], unmasked=False)
         if n and family == "encoder-decoder":
-            ask("alignment", source=SOURCE, tokens=written[:n], layer="mean", head="mean")
+            ask("alignment", source=SOURCE, tokens=new_ids[:n], layer="mean", head="mean")
 
 
 def test_the_examples_of_masks_are_those_of_the_page():
@@ -124,7 +124,7 @@ def test_the_examples_of_masks_are_those_of_the_page():
 
 def test_a_few_views_alone():
     entries = build_snapshot(make_explorer("decoder"), TEXT, views=["masks"])
-    assert {entry["question"] for entry in entries} == {"about", "mask"}
+    assert {entry["question"] for entry in entries} == {"model_info", "mask"}
     assert entries[0]["answer"]["views"] == ["masks"]
     with pytest.raises(
         ValueError, match="there is no view 'training' of this model: there are attention, decoding"
@@ -141,7 +141,7 @@ def test_training_is_recorded_as_it_stands(tmp_path):
     )
     answers = {entry["question"]: entry["answer"] for entry in entries}
     assert answers["run"]["lines"] == [{"step": 1, "loss": 2.0}]
-    assert answers["run"]["ended"]  # a static page polls for no more
+    assert answers["run"]["finished"]  # a static page polls for no more
     assert answers["compare"] == {"ok": True}
 
 
@@ -153,9 +153,9 @@ def test_a_long_text_stays_within_its_room_and_what_matters_comes_first(max_byte
     )
     size = len(json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode())
     assert max_bytes / 4 < size <= max_bytes + len(entries) + 1
-    assert [entry["question"] for entry in entries[:3]] == ["about", "attention", "summary"]
+    assert [entry["question"] for entry in entries[:3]] == ["model_info", "attention", "head_stats"]
     assert len(params_of(entries, "mask")) == len(EXAMPLE_MASKS)
-    assert not [given for given in params_of(entries, "tile") if given["head"] != "mean"]
+    assert not [params for params in params_of(entries, "tile") if params["head"] != "mean"]
 
 
 def test_what_is_wrong_with_the_text_is_said():
@@ -183,7 +183,7 @@ def test_no_token_gets_out_of_its_data(tmp_path):
     assert "<!--" not in text
     elements = Elements(text)
     (data, answers), (_, script) = elements.all("script")
-    assert data == {"type": "application/json", "id": "keepleft-answers"}
+    assert data == {"type": "application/json", "id": "keepleft-snapshot"}
     assert "<" not in answers
     assert json.loads(answers) == json.loads(json.dumps(entries))
     entry = next(entry for entry in json.loads(answers) if entry["question"] == "attention")
@@ -219,7 +219,7 @@ def test_only_our_own_script_and_style_may_run():
 @settings(max_examples=60)
 def test_any_text_comes_back_as_it_was(text):
     (_, answers), _ = Elements(
-        html_page([{"question": "x", "given": {}, "answer": {"text": text}}], title=text)
+        html_page([{"question": "x", "params": {}, "answer": {"text": text}}], title=text)
     ).all("script")
     assert json.loads(answers)[0]["answer"]["text"] == text
 
@@ -249,10 +249,10 @@ def test_the_command_writes_the_page(directory, tmp_path, capsys):
     assert re.fullmatch(rf"{re.escape(str(file))}: [\d,]+ answers, [\d,]+ bytes\n", out)
     assert err == ""
     (_, answers), _ = Elements(file.read_text("utf-8")).all("script")
-    about = json.loads(answers)[0]["answer"]
-    assert about["name"] == "mine"
-    assert about["example"] == {"text": TEXT}
-    assert about["views"] == ["attention", "masks"]
+    model_info = json.loads(answers)[0]["answer"]
+    assert model_info["name"] == "mine"
+    assert model_info["example"] == {"text": TEXT}
+    assert model_info["views"] == ["attention", "masks"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def visible_table(expression: str, length: int, left: int = 0, right: int = 0, p
         padding={"left": left, "right": right},
         packing=list(packing),
     )
-    return bits(answer["seen_bits"], length, length)
+    return bits(answer["visible_bits"], length, length)
 
 
 @given(MASKS, st.integers(1, 20))
@@ -32,15 +32,19 @@ def test_a_mask_is_drawn_as_it_is(mask, length):
     answer = ask(
         EXPLORER, "mask", expression=str(mask), length=length, padding={"left": 0, "right": 0}, packing=[]
     )
-    table = bits(answer["seen_bits"], length, length)
+    table = bits(answer["visible_bits"], length, length)
     assert "\n".join(" ".join("■" if on else "·" for on in row) for row in table) == kl.draw(mask, length)
     assert answer["mask"] == str(mask)
     assert (answer["rows"], answer["columns"]) == (length, length)
     faults = kl.faults(mask, length)
     assert answer["faults"] == faults[:5] + ([f"and {len(faults) - 5} more"] if len(faults) > 5 else [])
     cost = answer["cost"]
-    assert (cost["seen"], cost["all"], cost["share"]) == (table.sum(), length**2, table.sum() / length**2)
-    assert cost["words"].endswith(".")
+    assert (cost["visible"], cost["total"], cost["fraction"]) == (
+        table.sum(),
+        length**2,
+        table.sum() / length**2,
+    )
+    assert cost["note"].endswith(".")
 
 
 @given(
@@ -61,7 +65,7 @@ def test_each_text_of_a_packed_row_is_as_if_it_were_alone(mask, left, right, pac
 
 def test_the_cost_is_told_in_words():
     def kernel_note(expression, **params):
-        return ask(EXPLORER, "mask", expression=expression, length=16, **params)["cost"]["words"]
+        return ask(EXPLORER, "mask", expression=expression, length=16, **params)["cost"]["note"]
 
     assert "skips the half" in kernel_note("causal")
     assert "four times as much" in kernel_note("full")

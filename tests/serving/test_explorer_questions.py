@@ -26,21 +26,21 @@ NODE = {
     "id": int,
     "parent": int,
     "token": TOKEN,
+    "logprob": NUMBER,
     "score": NUMBER,
-    "total": NUMBER,
-    "ended": bool,
-    "kept": bool,
+    "finished": bool,
+    "survives": bool,
     "best": bool,
 }
-# The contract with web/src/answers.ts: a type, a tuple of types, a list of one shape, or names with shapes
+# The contract with web/src/api.ts: a type, a tuple of types, a list of one shape, or names with shapes
 SHAPES = {
-    "about": {
+    "model_info": {
         "name": str,
         "family": str,
         "parameters": int,
         "dim": int,
-        "vocab": int,
-        "longest": (int, type(None)),
+        "vocab_size": int,
+        "max_positions": (int, type(None)),
         "attentions": [{"name": str, "kind": str, "layers": int, "heads": int, "mask": str}],
         "views": [str],
         "example": dict,
@@ -49,7 +49,7 @@ SHAPES = {
     "attention": {
         "key": str,
         "tokens": dict,
-        "shortened": (str, type(None)),
+        "truncated": (str, type(None)),
         "attentions": [
             {
                 "name": str,
@@ -64,10 +64,17 @@ SHAPES = {
             }
         ],
     },
-    "overview": {"rows": int, "columns": int, "step": int, "map_u8": str, "top": NUMBER, "claim_bits": str},
+    "overview": {
+        "rows": int,
+        "columns": int,
+        "cell_size": int,
+        "map_u8": str,
+        "max_weight": NUMBER,
+        "claim_bits": str,
+    },
     "tile": {"row": int, "column": int, "rows": int, "columns": int, "map_u8": str, "claim_bits": str},
-    "reads": {"weights_f32": str},
-    "summary": {
+    "token_attention": {"weights_f32": str},
+    "head_stats": {
         "rows": int,
         "heads": [
             {
@@ -80,35 +87,41 @@ SHAPES = {
             }
         ],
     },
-    "next": {"prompt": [TOKEN], "written": [TOKEN], "scores_f32": str, "ends": [int], "start": int},
-    "spell": {"tokens": [TOKEN]},
-    "vocabulary": {"words": [str]},
-    "write": {"tokens": [TOKEN], "logprobs": [NUMBER], "ended": bool},
+    "next_token": {
+        "prompt": [TOKEN],
+        "new_tokens": [TOKEN],
+        "logits_f32": str,
+        "eos_ids": [int],
+        "decoder_start_token_id": int,
+    },
+    "token_texts": {"tokens": [TOKEN]},
+    "vocabulary": {"tokens": [str]},
+    "continue_text": {"tokens": [TOKEN], "logprobs": [NUMBER], "finished": bool},
     "beam": {
         "steps": [[NODE]],
         "finished": [{"tokens": [TOKEN], "score": NUMBER, "step": int}],
         "best": {"tokens": [TOKEN], "score": NUMBER},
     },
-    "alignment": {"source": [TOKEN], "written": [TOKEN], "weights_u8": str, "rows": int, "columns": int},
+    "alignment": {"source": [TOKEN], "target": [TOKEN], "weights_u8": str, "rows": int, "columns": int},
     "mask": {
         "mask": str,
-        "seen_bits": str,
+        "visible_bits": str,
         "rows": int,
         "columns": int,
         "faults": [str],
-        "cost": {"seen": int, "all": int, "share": NUMBER, "words": str},
+        "cost": {"visible": int, "total": int, "fraction": NUMBER, "note": str},
     },
     "unmasked": {
         "tokens": [TOKEN],
-        "with_f32": str,
-        "without_f32": str,
-        "words": str,
-        "reads": {"rows": int, "columns": int, "before_u8": str, "after_u8": str},
+        "masked_loss_f32": str,
+        "unmasked_loss_f32": str,
+        "note": str,
+        "maps": {"rows": int, "columns": int, "masked_u8": str, "unmasked_u8": str},
     },
     "runs": {"runs": [dict]},
     "compare": {},
 }
-WRITING = {"next", "write", "beam", "unmasked"}
+WRITING = {"next_token", "continue_text", "beam", "unmasked"}
 
 
 def check_shape(value, shape, path: str) -> None:
@@ -128,22 +141,22 @@ def check_shape(value, shape, path: str) -> None:
 def all_params(family: str, key: str, name: str) -> dict[str, dict]:
     map_params, texts = {"key": key, "name": name, "layer": 1, "head": "mean"}, example_texts(family)
     return {
-        "about": {},
+        "model_info": {},
         "attention": texts,
         "overview": {**map_params, "size": 4},
-        "summary": {"key": key, "name": name, "layer": 0},
+        "head_stats": {"key": key, "name": name, "layer": 0},
         "tile": {**map_params, "row": 0, "column": 0, "size": 256},
-        "reads": {**map_params, "token": 1, "by": True},
-        "next": {**texts, "tokens": [70], "unmasked": False},
-        "spell": {"ids": [70, 2], "before": [71]},
+        "token_attention": {**map_params, "token": 1, "incoming": True},
+        "next_token": {**texts, "tokens": [70], "unmasked": False},
+        "token_texts": {"ids": [70, 2], "context": [71]},
         "vocabulary": {},
-        "write": {
+        "continue_text": {
             **texts,
             "tokens": [70],
             "options": {"do_sample": True, "top_k": 0, "top_p": 1, "min_p": 0},
-            "limit": 4,
+            "max_new_tokens": 4,
         },
-        "beam": {**texts, "width": 3, "limit": 4, "length_penalty": 1, "early_stopping": False},
+        "beam": {**texts, "num_beams": 3, "max_new_tokens": 4, "length_penalty": 1, "early_stopping": False},
         "alignment": {"source": SOURCE, "tokens": [70, 71], "layer": "mean", "head": "mean"},
         "mask": {"expression": "causal", "length": 9, "padding": {"left": 1, "right": 0}, "packing": [3]},
         "unmasked": texts,
@@ -166,13 +179,13 @@ def test_every_question_is_answered_in_its_shape(family):
                     ask(explorer, question, **params)
             else:
                 check_shape(ask(explorer, question, **params), SHAPES[question], question)
-    assert QUESTIONS.keys() == SHAPES.keys() | {"leaks", "run"}  # these two have tests of their own
+    assert QUESTIONS.keys() == SHAPES.keys() | {"audit", "run"}  # these two have tests of their own
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_says_what_it_is(family):
     explorer = make_explorer(family, name="mine")
-    answer = ask(explorer, "about")
+    answer = ask(explorer, "model_info")
     assert (answer["name"], answer["family"], answer["version"]) == ("mine", family, kl.__version__)
     assert answer["parameters"] == sum(p.numel() for p in explorer.model.parameters())
     kinds = {"encoder": ["self"], "decoder": ["masked"], "encoder-decoder": ["self", "masked", "cross"]}[
@@ -190,10 +203,10 @@ def test_a_model_says_what_it_is(family):
 @pytest.mark.parametrize(
     ("question", "params", "message"),
     [
-        ("abuot", {}, "there is no question 'abuot': did you mean about?"),
+        ("model_inof", {}, "there is no question 'model_inof': did you mean model_info?"),
         ("__init__", {}, "there is no question '__init__'"),
-        (["about"], {}, r"there is no question \['about'\]"),
-        ("about", {"x": 1}, "about takes no 'x': leave it out"),
+        (["model_info"], {}, r"there is no question \['model_info'\]"),
+        ("model_info", {"x": 1}, "model_info takes no 'x': leave it out"),
         ("attention", {"txt": "a"}, "attention takes no 'txt': did you mean text?"),
         ("attention", {}, "attention needs text: give a text"),
         ("attention", {"text": ["a"]}, r"text is \['a'\]: it must be a text"),
@@ -202,9 +215,9 @@ def test_a_model_says_what_it_is(family):
             "a text",
             "attention was asked with 'a text': give an object of names and values, with text, source",
         ),
-        ("spell", {"ids": [1e9]}, "ids holds 1000000000.0"),
-        ("leaks", {"wait": "yes"}, "wait is 'yes': it must be true or false"),
-        ("run", {"name": "x", "after": -1}, "after is -1"),
+        ("token_texts", {"ids": [1e9]}, "ids holds 1000000000.0"),
+        ("audit", {"wait": "yes"}, "wait is 'yes': it must be true or false"),
+        ("run", {"name": "x", "from_line": -1}, "from_line is -1"),
     ],
 )
 def test_a_wrong_question_is_answered_by_a_sentence(question, params, message):
@@ -214,13 +227,13 @@ def test_a_wrong_question_is_answered_by_a_sentence(question, params, message):
 
 def test_an_error_travels_as_the_page_reads_it():
     assert error_payload(ValueError("no")) == {"error": {"message": "no"}}
-    assert error_payload(ExpiredError("gone")) == {"error": {"message": "gone", "code": "forgotten"}}
+    assert error_payload(ExpiredError("gone")) == {"error": {"message": "gone", "code": "expired"}}
     assert error_payload(OSError(2, "no such file")) == {"error": {"message": "[Errno 2] no such file"}}
 
 
 def test_a_source_of_a_pair_cannot_be_left_out():
-    with pytest.raises(ValueError, match="next needs source: give a text"):
-        ask(make_explorer("encoder-decoder"), "next", text="", tokens=[])
+    with pytest.raises(ValueError, match="next_token needs source: give a text"):
+        ask(make_explorer("encoder-decoder"), "next_token", text="", tokens=[])
     with pytest.raises(ValueError, match="the source is empty"):
         ask(make_explorer("encoder-decoder"), "attention", text=TEXT, source="")
 
@@ -235,7 +248,7 @@ def test_half_precision_is_explored_too():
     reading = ask(explorer, "attention", text=TEXT)
     for head in ("mean", "rollout", 2):
         ask(explorer, "overview", key=reading["key"], name="decoder.self", layer=1, head=head, size=64)
-    ask(explorer, "next", text=TEXT, tokens=[])
+    ask(explorer, "next_token", text=TEXT, tokens=[])
     ask(explorer, "unmasked", text=TEXT)
 
 
@@ -247,7 +260,7 @@ def test_a_broken_model_breaks_no_json():
     key = ask(explorer, "attention", text="b sea")["key"]
     with pytest.raises(ValueError, match="some weights are NaN, and there is nothing to draw"):
         ask(explorer, "overview", key=key, name="decoder.self", layer=0, head="mean", size=64)
-    assert ask(explorer, "summary", key=key, name="decoder.self", layer=0)["heads"][0]["entropy"] is None
-    ask(explorer, "next", text="b sea", tokens=[])
+    assert ask(explorer, "head_stats", key=key, name="decoder.self", layer=0)["heads"][0]["entropy"] is None
+    ask(explorer, "next_token", text="b sea", tokens=[])
     with pytest.raises(ValueError, match="no token is left to choose from"):
-        ask(explorer, "write", text="b sea", tokens=[], options={}, limit=2)
+        ask(explorer, "continue_text", text="b sea", tokens=[], options={}, max_new_tokens=2)

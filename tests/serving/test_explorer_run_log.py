@@ -50,30 +50,32 @@ def test_runs_are_listed_the_newest_first(folder):
 def test_lines_come_as_they_are_written(folder):
     run_folder = write_run(folder, "mine", 3)
     explorer = make_explorer("decoder", runs=folder)
-    first = ask(explorer, "run", name="mine", after=0)
+    first = ask(explorer, "run", name="mine", from_line=0)
     assert [line["step"] for line in first["lines"]] == [1, 2, 3]
     assert first["config"].startswith("task: lm")
-    assert (first["from"], first["next"], first["ended"]) == (0, 3, False)
-    assert ask(explorer, "run", name="mine", after=3) == {
+    assert (first["first_line"], first["next_line"], first["finished"]) == (0, 3, False)
+    assert ask(explorer, "run", name="mine", from_line=3) == {
         "lines": [],
-        "from": 3,
-        "next": 3,
+        "first_line": 3,
+        "next_line": 3,
         "config": "",
-        "ended": False,
+        "finished": False,
     }
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": NaN}\n{"step": 5, "lo')
         file.flush()
-        half = ask(explorer, "run", name="mine", after=3)
+        half = ask(explorer, "run", name="mine", from_line=3)
         # JSON has no NaN; half a line is left for later
         assert half["lines"] == [{"step": 4, "loss": None}]
-        assert half["next"] == 4
+        assert half["next_line"] == 4
         file.write('ss": 1.5, "last": true}\nnot json\n[1]\n')
-    rest = ask(explorer, "run", name="mine", after=4)
+    rest = ask(explorer, "run", name="mine", from_line=4)
     assert rest["lines"] == [{"step": 5, "loss": 1.5, "last": True}]
-    assert (rest["next"], rest["ended"]) == (7, True)
-    assert ask(explorer, "run", name="mine", after=7)["ended"]
-    assert ask(explorer, "run", name="mine", after=2)["from"] == 2  # another page may be at another line
+    assert (rest["next_line"], rest["finished"]) == (7, True)
+    assert ask(explorer, "run", name="mine", from_line=7)["finished"]
+    assert (
+        ask(explorer, "run", name="mine", from_line=2)["first_line"] == 2
+    )  # another page may be at another line
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6))
@@ -82,23 +84,23 @@ def test_any_order_of_asking_reads_the_same_lines(tmp_path_factory, starts):
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder, "mine", 9)
     runs = run_log.RunFolder(folder)
-    for after in starts:
-        answer = runs.read_lines("mine", after)
-        begin = after if after <= 9 else 0
-        assert (answer["from"], answer["next"]) == (begin, 9)
+    for from_line in starts:
+        answer = runs.read_lines("mine", from_line)
+        begin = from_line if from_line <= 9 else 0
+        assert (answer["first_line"], answer["next_line"]) == (begin, 9)
         assert [line["step"] for line in answer["lines"]] == list(range(begin + 1, 10))
 
 
 def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):
     run_folder = write_run(folder, "mine", 9)
     explorer = make_explorer("decoder", runs=folder)
-    assert ask(explorer, "run", name="mine", after=0)["next"] == 9
+    assert ask(explorer, "run", name="mine", from_line=0)["next_line"] == 9
     (run_folder / "new").write_text(
         "".join(json.dumps({**LINE, "step": n, "loss": 1.0}) + "\n" for n in range(1, 5))
     )
     (run_folder / "new").replace(run_folder / "metrics.jsonl")
-    again = ask(explorer, "run", name="mine", after=9)
-    assert (again["from"], again["next"]) == (0, 4)
+    again = ask(explorer, "run", name="mine", from_line=9)
+    assert (again["first_line"], again["next_line"]) == (0, 4)
     assert [line["loss"] for line in again["lines"]] == [1.0] * 4
 
 
@@ -106,11 +108,11 @@ def test_an_answer_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(run_log, "MAX_LINES", 4)
     write_run(folder, "mine", 9)
     explorer = make_explorer("decoder", runs=folder)
-    steps, after = [], 0
+    steps, from_line = [], 0
     for _ in range(4):
-        answer = ask(explorer, "run", name="mine", after=after)
+        answer = ask(explorer, "run", name="mine", from_line=from_line)
         steps += [line["step"] for line in answer["lines"]]
-        after = answer["next"]
+        from_line = answer["next_line"]
     assert steps == list(range(1, 10))
 
 
@@ -126,7 +128,7 @@ def test_no_name_leads_out_of_the_folder(folder, name):
     explorer = make_explorer("decoder", runs=folder)
     assert [run["name"] for run in ask(explorer, "runs")["runs"]] == ["mine"]
     with pytest.raises(ValueError, match=r"there is no run called .*: there are mine"):
-        ask(explorer, "run", name=name, after=0)
+        ask(explorer, "run", name=name, from_line=0)
 
 
 def test_a_configuration_behind_a_link_is_not_shown(folder):
@@ -135,7 +137,7 @@ def test_a_configuration_behind_a_link_is_not_shown(folder):
     (run_folder / "config.yaml").unlink()
     (run_folder / "config.yaml").symlink_to(folder.parent / "key")
     explorer = make_explorer("decoder", runs=folder)
-    assert ask(explorer, "run", name="mine", after=0)["config"] == ""
+    assert ask(explorer, "run", name="mine", from_line=0)["config"] == ""
     assert ask(explorer, "runs")["runs"][0]["task"] == ""
 
 
@@ -151,6 +153,6 @@ def test_what_was_compared_is_shown_as_it_lies(tmp_path):
 
 
 def test_training_is_offered_where_there_is_a_folder(folder):
-    assert "training" in ask(make_explorer("encoder", runs=folder), "about")["views"]
-    assert "training" in ask(make_explorer("encoder", compare=folder), "about")["views"]
-    assert "training" not in ask(make_explorer("encoder"), "about")["views"]
+    assert "training" in ask(make_explorer("encoder", runs=folder), "model_info")["views"]
+    assert "training" in ask(make_explorer("encoder", compare=folder), "model_info")["views"]
+    assert "training" not in ask(make_explorer("encoder"), "model_info")["views"]

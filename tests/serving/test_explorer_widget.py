@@ -38,24 +38,26 @@ def test_the_built_page_is_what_the_notebook_loads(widget):
 
 
 def test_a_question_is_answered_under_its_number(widget):
-    widget._handle_custom_msg({"id": "a-1", "question": "about", "given": {}}, [])
-    widget._handle_custom_msg({"id": "a-2", "question": "next", "given": {"text": TEXT, "tokens": []}}, [])
+    widget._handle_custom_msg({"id": "a-1", "question": "model_info", "params": {}}, [])
+    widget._handle_custom_msg(
+        {"id": "a-2", "question": "next_token", "params": {"text": TEXT, "tokens": []}}, []
+    )
     assert [reply["id"] for reply in widget.sent] == ["a-1", "a-2"]
     assert widget.sent[0]["answer"]["name"] == "mine"
     assert widget.sent[0]["answer"]["example"] == {"text": TEXT}
-    assert widget.sent[1]["answer"] == ask(make_explorer("decoder"), "next", text=TEXT, tokens=[])
+    assert widget.sent[1]["answer"] == ask(make_explorer("decoder"), "next_token", text=TEXT, tokens=[])
 
 
 @pytest.mark.parametrize(
     ("content", "error"),
     [
         (
-            {"question": "abuot", "given": {}},
-            {"message": "there is no question 'abuot': did you mean about?"},
+            {"question": "model_inof", "params": {}},
+            {"message": "there is no question 'model_inof': did you mean model_info?"},
         ),
         (
-            {"question": "summary", "given": {"key": "x", "name": "decoder.self", "layer": 0}},
-            {"message": "the text 'x' is no longer kept: ask for its attention again", "code": "forgotten"},
+            {"question": "head_stats", "params": {"key": "x", "name": "decoder.self", "layer": 0}},
+            {"message": "the text 'x' is no longer kept: ask for its attention again", "code": "expired"},
         ),
         ({}, {"message": "there is no question '': there are"}),
     ],
@@ -69,14 +71,14 @@ def test_an_error_is_an_answer(widget, content, error):
 
 
 def test_what_is_no_question_is_passed_over(widget):
-    for content in ("text", {"question": "about"}, None, 3):
+    for content in ("text", {"question": "model_info"}, None, 3):
         widget._handle_custom_msg(content, [])
     assert widget.sent == []
 
 
 def test_a_bug_is_an_answer_too(widget, monkeypatch):
     monkeypatch.setattr(type(widget.explorer), "ask", lambda *given: 1 / 0)
-    widget._handle_custom_msg({"id": 1, "question": "about", "given": {}}, [])
+    widget._handle_custom_msg({"id": 1, "question": "model_info", "params": {}}, [])
     assert widget.sent == [{"id": 1, "error": {"message": "division by zero"}}]
 
 

@@ -85,14 +85,14 @@ def test_a_browser_sends_the_key_as_a_password_and_for_the_page_alone():
             {**other, "sec-fetch-site": "same-origin"},
         ):
             assert http_client.get("/", headers=headers, follow_redirects=False).status_code == 307
-            assert http_client.post("/explore/about", json={}, headers=headers).status_code == 200
+            assert http_client.post("/explore/model_info", json={}, headers=headers).status_code == 200
         for site in (
             "cross-site",
             "same-site",
             "nonsense",
         ):  # what a browser sends by itself counts only where the page asks
             answer = http_client.post(
-                "/explore/about", json={}, headers={**as_password("first-key"), "sec-fetch-site": site}
+                "/explore/model_info", json={}, headers={**as_password("first-key"), "sec-fetch-site": site}
             )
             assert answer.status_code == 401
         assert http_client.get("/v1/models", headers=as_password("first-key")).status_code == 401
@@ -245,12 +245,12 @@ class Answers:
     def ask(self, question, params):
         import threading
 
-        class ForgottenError(ValueError):
-            code = "forgotten"
+        class ExpiredError(ValueError):
+            code = "expired"
 
-        ForgottenError.__module__ = "keepleft.serving.explorer.params"
+        ExpiredError.__module__ = "keepleft.serving.explorer.params"
         if question == "key":
-            raise ForgottenError("it was forgotten")
+            raise ExpiredError("it has expired")
         if question == "wrong":
             raise ValueError("there is no question 'wrong'")
         return {"question": question, "params": params, "thread": threading.current_thread().name}
@@ -258,18 +258,18 @@ class Answers:
 
 def test_questions_are_answered_in_the_engines_thread():
     with client(decoder(), explorer=Answers()) as http_client:
-        answer = http_client.post("/explore/about", json={"a": [1]}).json()
-        assert answer == {"question": "about", "params": {"a": [1]}, "thread": "keepleft engine"}
+        answer = http_client.post("/explore/model_info", json={"a": [1]}).json()
+        assert answer == {"question": "model_info", "params": {"a": [1]}, "thread": "keepleft engine"}
         answer = http_client.post("/explore/key", json={})
         assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "forgotten"
+        assert answer.json()["error"]["code"] == "expired"
         assert (
             http_client.post("/explore/wrong", json={}).json()["error"]["message"]
             == "there is no question 'wrong'"
         )
-        assert http_client.post("/explore/about", json=[1]).status_code == 400
+        assert http_client.post("/explore/model_info", json=[1]).status_code == 400
     with client(decoder()) as http_client:
-        assert http_client.post("/explore/about", json={}).status_code == 404
+        assert http_client.post("/explore/model_info", json={}).status_code == 404
 
 
 # logs and metrics ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ VIEWS = {
     "attention": "canvas[aria-label*=attention]",
     "decoding": ".bars li",
     "masks": "canvas[aria-label^=Mask]",
-    "leaks": "canvas[aria-label^=Reading]",
+    "leaks": "canvas[aria-label^='Attention with']",
     "training": ".chart .curve",
 }
 
@@ -41,7 +41,7 @@ def test_an_encoder_decoder_shows_its_three_attentions_side_by_side(visit):
         page.wait_for_selector(f"section[aria-label='{title}'] canvas")
     wait_until(lambda: len(params_of(explorer, "tile")) == 3)
     page.get_by_label("Arcs").check()
-    assert "as=arcs" in page.url
+    assert "plot=arcs" in page.url
     page.get_by_label("Attention", exact=True).select_option("decoder.cross")
     assert page.locator(".panel").count() == 1
 
@@ -50,12 +50,14 @@ def test_a_token_lights_up_what_it_reads_and_who_reads_it(visit):
     page = visit(FakeExplorer("decoder"), "#head=0")
     page.locator(".token").nth(5).hover()
     wait_until_js(
-        page, "getComputedStyle(document.querySelectorAll('.token')[4]).getPropertyValue('--reads') > 0.5"
+        page,
+        "getComputedStyle(document.querySelectorAll('.token')[4]).getPropertyValue('--attends-to') > 0.5",
     )
     wait_until_js(
-        page, "getComputedStyle(document.querySelectorAll('.token')[6]).getPropertyValue('--by') > 0.5"
+        page,
+        "getComputedStyle(document.querySelectorAll('.token')[6]).getPropertyValue('--attended-by') > 0.5",
     )
-    assert re.search(r"reads “.+” \(4\) most", page.locator(".readout").inner_text())
+    assert re.search(r"attends most to “.+” \(4\)", page.locator(".readout").inner_text())
 
 
 def test_a_head_is_chosen_from_the_small_pictures(visit):
@@ -65,14 +67,14 @@ def test_a_head_is_chosen_from_the_small_pictures(visit):
     page.wait_for_selector("canvas[aria-label*='layer 1, head 3']")
     assert "layer=1" in page.url
     assert "head=3" in page.url
-    page.wait_for_selector("dl.numbers dd.alert")  # this one reads outside its claim
+    page.wait_for_selector("dl.head-stats dd.alert")  # this one reads outside its claim
 
 
 def test_hindi_is_not_torn_apart(visit):
     page = visit(FakeExplorer("decoder", {"text": "नमस्ते"}), wait=".token")
     texts = page.locator(".token").all_inner_texts()
     assert texts == ["<s>", "न", "म", "स्ते"]
-    assert page.locator(".strip").get_attribute("lang") == "hi"
+    assert page.locator(".token-strip").get_attribute("lang") == "hi"
 
 
 def test_keys_alone_are_enough(visit):
@@ -89,15 +91,15 @@ def test_keys_alone_are_enough(visit):
     page.get_by_role("listbox", name="Tokens of Text").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".token.pointed").get_attribute("data-first") == "2"
+    assert page.locator(".token.hovered").get_attribute("data-first") == "2"
     page.keyboard.press("2")
-    page.get_by_role("listbox", name="The likeliest tokens").focus()
+    page.get_by_role("listbox", name="Most likely tokens").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".written .token")
-    page.get_by_role("listbox", name="The likeliest tokens").focus()
+    page.wait_for_selector(".generated-text .token")
+    page.get_by_role("listbox", name="Most likely tokens").focus()
     page.keyboard.press("Backspace")
-    page.wait_for_selector(".written .token", state="detached")
+    page.wait_for_selector(".generated-text .token", state="detached")
     page.keyboard.press("d")
     assert page.locator("#keepleft").get_attribute("data-theme") == "dark"
 
@@ -115,9 +117,9 @@ def test_sliders_narrow_the_distribution_without_asking(visit):
     page = visit(explorer, "#view=decoding", wait=".bars li")
     before = len(explorer.questions)
     page.get_by_label("top-k").fill("1")
-    wait_until_js(page, "document.querySelectorAll('.bars li.out').length === 18")
+    wait_until_js(page, "document.querySelectorAll('.bars li.filtered').length === 18")
     page.get_by_label("temperature").fill("0.05")
-    wait_until_js(page, "document.querySelector('.bars .chance').textContent === '100.0 %'")
+    wait_until_js(page, "document.querySelector('.bars .value').textContent === '100.0 %'")
     assert len(explorer.questions) == before
 
 
@@ -125,13 +127,13 @@ def test_a_text_is_written_token_by_token_and_taken_back(visit):
     explorer = FakeExplorer()
     page = visit(explorer, "#view=decoding", wait=".bars li")
     page.locator(".bars li").nth(1).click()
-    page.wait_for_selector(".written .token")
+    page.wait_for_selector(".generated-text .token")
     page.wait_for_selector("canvas[aria-label^=Alignment]")
-    page.get_by_role("button", name="Write on").click()
-    wait_until(lambda: len(params_of(explorer, "next")[-1]["tokens"]) == 13)
-    page.get_by_role("button", name="From the start").click()
-    page.wait_for_selector(".written .token", state="detached")
-    assert params_of(explorer, "next")[0] == {
+    page.get_by_role("button", name="Continue").click()
+    wait_until(lambda: len(params_of(explorer, "next_token")[-1]["tokens"]) == 13)
+    page.get_by_role("button", name="Start over").click()
+    page.wait_for_selector(".generated-text .token", state="detached")
+    assert params_of(explorer, "next_token")[0] == {
         "text": "",
         "source": explorer.example["source"],
         "tokens": [],
@@ -140,13 +142,13 @@ def test_a_text_is_written_token_by_token_and_taken_back(visit):
 
 
 def test_the_beam_grows_step_by_step(visit):
-    page = visit(FakeExplorer(), "#view=decoding&by=beam", wait=".tree .node")
+    page = visit(FakeExplorer(), "#view=decoding&decoding=beam", wait=".tree .node")
     assert page.locator(".tree .node").count() == 4
-    page.get_by_label("One step on").click()
+    page.get_by_label("Next step").click()
     wait_until_js(page, "document.querySelectorAll('.tree .node').length === 8")
     page.get_by_label("step", exact=True).fill("8")
-    page.wait_for_selector(".ended li")
-    assert page.locator(".tree .node.dropped").count() > 0
+    page.wait_for_selector(".finished li")
+    assert page.locator(".tree .node.pruned").count() > 0
 
 
 def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
@@ -154,15 +156,15 @@ def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
     page = visit(
         explorer, "#view=masks&mask=causal", wait="canvas[aria-label='Mask causal: 16 rows, 16 columns']"
     )
-    field = page.get_by_label("Who may look at whom")
+    field = page.get_by_label("Mask expression")
     field.fill("causal & lookahead(2)")
     page.wait_for_selector("text=is not a mask")
     visit.console_errors.clear()  # the browser itself logs a refused question
     field.fill("~causal")
     page.wait_for_selector(".faults li")
-    page.get_by_label("Padding left").fill("3")
+    page.get_by_label("Left padding").fill("3")
     wait_until(lambda: params_of(explorer, "mask")[-1]["padding"] == {"left": 3, "right": 0})
-    page.get_by_label("Packed texts").fill("6, 7")
+    page.get_by_label("Packed sequences").fill("6, 7")
     wait_until(lambda: params_of(explorer, "mask")[-1]["packing"] == [6, 7])
 
 
@@ -172,21 +174,21 @@ def test_the_audit_is_waited_for_and_told_in_words(visit):
     page.wait_for_selector("text=One leak found")
     assert "put the mask back" in page.locator(".findings").inner_text()
     page.get_by_role("switch", name="Causal mask").click()
-    page.wait_for_selector("canvas[aria-label^='Reading without the mask']")
+    page.wait_for_selector("canvas[aria-label^='Attention without the mask']")
 
 
 def test_a_run_that_goes_on_is_followed(visit):
     explorer = FakeExplorer()
     page = visit(explorer, "#view=training&run=stories", wait=".chart .curve")
     wait_until(lambda: len(params_of(explorer, "run")) >= 2)
-    assert [params["after"] for params in params_of(explorer, "run")[:2]] == [0, 10]
-    assert "going on" in page.locator("[role=status]").first.inner_text()
+    assert [params["from_line"] for params in params_of(explorer, "run")[:2]] == [0, 10]
+    assert "running" in page.locator("[role=status]").first.inner_text()
 
 
 def test_an_error_is_one_line_where_it_belongs(visit):
     page = visit(FakeExplorer("decoder"))
     page.locator("textarea").fill(" ")
-    page.get_by_role("button", name="Read").click()
+    page.get_by_role("button", name="Show attention").click()
     assert "the text is empty" in page.locator("[role=alert]").inner_text()
     visit.console_errors.clear()
 

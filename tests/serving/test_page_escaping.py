@@ -15,7 +15,7 @@ def test_tokens_are_text_and_nothing_else(visit):
     explorer = FakeExplorer("decoder", {"text": text})
     page = visit(explorer)
     page.locator(".token").nth(1).hover()
-    assert HTML_INJECTIONS[0] in page.locator(".strip").inner_text()
+    assert HTML_INJECTIONS[0] in page.locator(".token-strip").inner_text()
     page.keyboard.press("2")
     page.wait_for_selector(".bars li")
     page.get_by_label("Beam search").check()
@@ -31,17 +31,17 @@ def test_tokens_are_text_and_nothing_else(visit):
 
 def test_tokens_that_inject_html_can_be_chosen(visit):
     class InjectingExplorer(FakeExplorer):
-        def next(self, **params):
-            answer = super().next(**params)
+        def next_token(self, **params):
+            answer = super().next_token(**params)
             return {
                 **answer,
-                "written": [{"id": 5, "text": text, "special": False} for text in HTML_INJECTIONS],
+                "new_tokens": [{"id": 5, "text": text, "special": False} for text in HTML_INJECTIONS],
             }
 
         def vocabulary(self):
-            return {"words": [HTML_INJECTIONS[n % 3] for n in range(5_000)]}
+            return {"tokens": [HTML_INJECTIONS[n % 3] for n in range(5_000)]}
 
     page = visit(InjectingExplorer("decoder"), "#view=decoding", wait=".bars li")
-    assert HTML_INJECTIONS[1] in page.locator(".written").inner_text()
+    assert HTML_INJECTIONS[1] in page.locator(".generated-text").inner_text()
     assert HTML_INJECTIONS[0] in page.locator(".bars").inner_text()
     assert page.evaluate("window.broken") is None

@@ -13,7 +13,7 @@ from serving.fake_explorer import FakeExplorer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("fragment", ["#head=2", "#head=2&as=arcs"])
+@pytest.mark.parametrize("fragment", ["#head=2", "#head=2&plot=arcs"])
 def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, fragment, record_property):
     explorer = FakeExplorer("decoder", {"text": " ".join(f"w{n % 89}" for n in range(2_000))})
     start = time.monotonic()
@@ -42,7 +42,9 @@ def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, fragment, recor
     assert len(tiles) == len(params_of(explorer, "tile")) <= 64
     assert all(row % 256 == 0 and column % 256 == 0 for row, column in tiles)
     page.locator(".token").nth(1000).hover()
-    wait_until(lambda: {params["by"] for params in params_of(explorer, "reads")} == {True, False})
+    wait_until(
+        lambda: {params["incoming"] for params in params_of(explorer, "token_attention")} == {True, False}
+    )
 
 
 def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_address(visit):
@@ -50,7 +52,7 @@ def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_addre
     page = visit(explorer, wait=".token")
     text = "word " * 600
     page.locator("textarea").fill(text)
-    page.get_by_role("button", name="Read").click()
+    page.get_by_role("button", name="Show attention").click()
     wait_until(lambda: params_of(explorer, "attention")[-1] == {"text": text})
     page.get_by_role("tab", name="Masks").click()
     page.go_back()

@@ -65,16 +65,16 @@ def cases():
     ]
     settings = list(itertools.product((1.0, 0.3, 1.7), (0, 1, 2, 40), (1.0, 0.9, 0.35), (0.0, 0.05, 0.6)))
     for row, (temperature, k, p, min_p) in itertools.product(logit_rows, settings):
-        scores = row[None].double()  # exact sums on both sides: where float32 rounds, either may be right
+        logits = row[None].double()  # exact sums on both sides: where float32 rounds, either may be right
         for apply in (
             filters.temperature(temperature),
             *([filters.top_k(k)] if k else []),
             *([filters.top_p(p)] if p < 1 else []),
             filters.min_p(min_p),
         ):
-            scores = apply(scores, None)
+            logits = apply(logits, None)
         yield {
-            "scores": row.tolist(),
-            "dials": {"temperature": temperature, "topK": k, "topP": p, "minP": min_p},
-            "wanted": scores.softmax(-1)[0].tolist(),
+            "logits": row.tolist(),
+            "params": {"temperature": temperature, "topK": k, "topP": p, "minP": min_p},
+            "expected": logits.softmax(-1)[0].tolist(),
         }

@@ -31,7 +31,7 @@ def test_a_server_with_a_key_is_opened_by_a_password(browser, tmp_path):
 
 def test_what_the_server_forgot_is_read_again(visit):
     explorer = FakeExplorer("decoder")
-    page = visit(explorer, wait="dl.numbers, .thumb")
+    page = visit(explorer, wait="dl.head-stats, .thumbnail")
     wait_until(lambda: params_of(explorer, "tile"))
     explorer.texts.clear()
     page.get_by_label("Head", exact=True).select_option("2")
@@ -43,10 +43,10 @@ def test_what_the_server_forgot_is_read_again(visit):
 
 def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
     explorer = FakeExplorer("decoder", {"text": "a few words"})
-    given = {"text": "a few words"}
+    texts = {"text": "a few words"}
     answers = [
-        {"question": "about", "given": {}, "answer": explorer.ask("about", {})},
-        {"question": "attention", "given": given, "answer": explorer.ask("attention", given)},
+        {"question": "model_info", "params": {}, "answer": explorer.ask("model_info", {})},
+        {"question": "attention", "params": texts, "answer": explorer.ask("attention", texts)},
     ]
     for head in ["mean", 0, 1, 2, 3]:
         tile = {
@@ -58,14 +58,14 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
             "column": 0,
             "size": 256,
         }
-        answers.append({"question": "tile", "given": tile, "answer": explorer.ask("tile", tile)})
+        answers.append({"question": "tile", "params": tile, "answer": explorer.ask("tile", tile)})
     data = json.dumps(answers).replace("<", "\\u003c")
     script, style = ((PAGE / name).read_text("utf-8") for name in ("explorer.js", "explorer.css"))
     assert "</script" not in script.lower()
     path = tmp_path / "file.html"
     path.write_text(
         f"<!doctype html><meta charset=utf-8><style>{style}</style><div id=keepleft></div>"
-        f"<script type='application/json' id='keepleft-answers'>{data}</script>"
+        f"<script type='application/json' id='keepleft-snapshot'>{data}</script>"
         f"<script type=module>{script}</script>",
         "utf-8",
     )
@@ -76,7 +76,7 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
     assert page.locator("[role=tab]").all_inner_texts() == ["Attention1"]
     wait_until_js(page, "document.querySelector('.panel .legend').textContent.includes('1.00')")
     page.get_by_label("Layer", exact=True).select_option("1")
-    page.wait_for_selector("text=recorded beforehand")
+    page.wait_for_selector("text=precomputed answers only")
 
 
 def test_a_notebook_carries_it_too(visit):
@@ -87,11 +87,11 @@ def test_a_notebook_carries_it_too(visit):
     page.evaluate("""async () => {
         const { default: widget } = await import("/explore/explorer.js");
         const el = document.body.appendChild(document.createElement("div"));
-        const heard = [];
-        const model = { on: (_, listener) => heard.push(listener), off: () => heard.splice(0),
-            send: async ({ id, question, given }) => {
-                const answer = await ask(question, given);
-                heard.forEach((listener) => listener({ id, answer })); } };
+        const listeners = [];
+        const model = { on: (_, listener) => listeners.push(listener), off: () => listeners.splice(0),
+            send: async ({ id, question, params }) => {
+                const answer = await ask(question, params);
+                listeners.forEach((listener) => listener({ id, answer })); } };
         window.leave = widget.render({ model, el });
     }""")
     page.wait_for_selector(".keepleft .token")

@@ -1,51 +1,56 @@
-/** The doors of the module: mount() for a page, render() for a notebook, and a start of its own where its page is there. */
+/** Entry point: mount() for a page, render() for a notebook; on the explorer's own page it mounts itself. */
 
 import "./styles/explorer.css";
-import { h, render as draw } from "preact";
+import { h, render as renderPreact } from "preact";
 import { App } from "./shell/app.tsx";
-import { Place } from "./shell/place.ts";
-import { Themed } from "./shell/theme.ts";
-import { HttpSource } from "./source/http.ts";
-import { RecordedSource, type Recording } from "./source/recorded.ts";
-import type { Source } from "./source/source.ts";
-import { type WidgetModel, WidgetSource } from "./source/widget.ts";
+import { ThemeController } from "./shell/theme.ts";
+import { UrlState } from "./shell/urlState.ts";
+import { HttpTransport } from "./transport/http.ts";
+import { type SnapshotEntry, SnapshotTransport } from "./transport/snapshot.ts";
+import type { Transport } from "./transport/transport.ts";
+import { type WidgetModel, WidgetTransport } from "./transport/widget.ts";
 
-export { HttpSource, RecordedSource, WidgetSource };
-export type { Source };
+export { HttpTransport, SnapshotTransport, WidgetTransport };
+export type { Transport };
 
-/** Draw it into an element; gives back what takes it away. `whole`: the page is its own, keys and address included. */
-export function mount(element: HTMLElement, source: Source, { whole = true } = {}): () => void {
+/**
+ * Render the explorer into an element; returns a function that unmounts it. `standalone`: it has the page to
+ * itself, so it also handles the keys of the document and keeps its state in the URL.
+ */
+export function mount(element: HTMLElement, transport: Transport, { standalone = true } = {}): () => void {
   element.classList.add("keepleft");
-  const themed = new Themed(element),
-    place = new Place(whole);
-  draw(h(App, { source, place, themed, keys: whole ? document : element }), element);
+  const theme = new ThemeController(element),
+    urlState = new UrlState(standalone);
+  renderPreact(h(App, { transport, urlState, theme, keyTarget: standalone ? document : element }), element);
   return () => {
-    draw(null, element);
-    themed.end();
-    place.end();
+    renderPreact(null, element);
+    theme.dispose();
+    urlState.dispose();
   };
 }
 
-/** As anywidget wants it. */
+/** The interface of an anywidget module. */
 export default {
   render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
-    const source = new WidgetSource(model);
-    const end = mount(el, source, { whole: false });
+    const transport = new WidgetTransport(model);
+    const unmount = mount(el, transport, { standalone: false });
     return () => {
-      end();
-      source.close();
+      unmount();
+      transport.close();
     };
   },
 };
 
-/** A file with its answers in it, or the page of a server. */
-function start(): void {
+/** Mount on a file that contains a snapshot, or on the page of a server. */
+function autoMount(): void {
   const element = document.getElementById("keepleft");
   if (element === null || element.childElementCount > 0) return;
-  const answers = document.getElementById("keepleft-answers");
-  if (answers !== null) mount(element, new RecordedSource(JSON.parse(answers.textContent ?? "[]") as Recording[]));
-  else if (element.dataset.door !== undefined)
-    mount(element, new HttpSource(new URL(element.dataset.door, document.baseURI).href));
+  const snapshot = document.getElementById("keepleft-snapshot");
+  if (snapshot !== null) {
+    mount(element, new SnapshotTransport(JSON.parse(snapshot.textContent ?? "[]") as SnapshotEntry[]));
+  } else if (element.dataset.apiUrl !== undefined) {
+    mount(element, new HttpTransport(new URL(element.dataset.apiUrl, document.baseURI).href));
+  }
 }
 
-if (typeof document !== "undefined") start();
+if (typeof document !== "undefined") autoMount();

@@ -1,8 +1,8 @@
-/** Tokens as letters that a reader knows: parts of one letter are shown together, since half a letter cannot be drawn. */
+/** Groups tokens into grapheme clusters for display: part of a character cannot be drawn on its own. */
 
-import type { Token } from "./answers.ts";
+import type { Token } from "./api.ts";
 
-/** Tokens `first` up to and without `end`, which are one piece of text to the eye. */
+/** Tokens from `first` to before `end`, which are displayed as one. */
 export interface Cluster {
   first: number;
   end: number;
@@ -10,84 +10,86 @@ export interface Cluster {
   special: boolean;
 }
 
-const HALF = /(?:\\x[0-9a-f]{2})+$/; // bytes of a letter that is not whole yet, as keepleft spells them
-const LEANS = /^[\p{M}\u200d\u200c]/u; // a mark that sits on the letter before it
-const BINDS = /[\u200d\u094d\u09cd\u0a4d\u0acd\u0b4d\u0ccd\u0d4d]$/u; // a joiner or virama: the next letter belongs to this one
+const PARTIAL_BYTES = /(?:\\x[0-9a-f]{2})+$/; // bytes of an incomplete character, as keepleft escapes them
+const STARTS_WITH_MARK = /^[\p{M}\u200d\u200c]/u; // a combining mark, or a joiner
+// a zero-width joiner or a virama
+const ENDS_WITH_JOINER = /[\u200d\u094d\u09cd\u0a4d\u0acd\u0b4d\u0ccd\u0d4d]$/u;
+const STARTS_WITH_LETTER = /^\p{L}/u;
+const segmenter =
+  typeof Intl !== "undefined" && "Segmenter" in Intl
+    ? new Intl.Segmenter(undefined, { granularity: "grapheme" })
+    : null;
 
-export function clusters(tokens: readonly Token[]): Cluster[] {
-  const out: Cluster[] = [];
+export function graphemeClusters(tokens: readonly Token[]): Cluster[] {
+  const clusters: Cluster[] = [];
   tokens.forEach((token, n) => {
-    const last = out.at(-1);
-    if (last !== undefined && !token.special && !last.special && bound(last.text, token.text)) {
-      last.text = joined(last.text, token.text);
+    const last = clusters.at(-1);
+    if (last !== undefined && !token.special && !last.special && belongTogether(last.text, token.text)) {
+      last.text = joinTexts(last.text, token.text);
       last.end = n + 1;
     } else {
-      out.push({ first: n, end: n + 1, text: token.text, special: token.special });
+      clusters.push({ first: n, end: n + 1, text: token.text, special: token.special });
     }
   });
-  return out;
+  return clusters;
 }
 
-/** The cluster that each token is in. */
-export function membership(groups: readonly Cluster[], count: number): Int32Array {
-  const out = new Int32Array(count);
-  groups.forEach((group, n) => out.fill(n, group.first, group.end));
-  return out;
+/** The index of each token's cluster. */
+export function clusterIndices(clusters: readonly Cluster[], count: number): Int32Array {
+  const indices = new Int32Array(count);
+  clusters.forEach((cluster, n) => indices.fill(n, cluster.first, cluster.end));
+  return indices;
 }
 
-/** Bytes that wait for the rest of their letter are left out once it has come. */
-function joined(before: string, after: string): string {
-  const whole = before.replace(HALF, "");
-  return HALF.test(before) && !/^\\x/.test(after) ? whole + after : before + after;
+/** Joins two texts. Escaped bytes of an incomplete character are replaced once the character is complete. */
+function joinTexts(before: string, after: string): string {
+  const complete = before.replace(PARTIAL_BYTES, "");
+  return PARTIAL_BYTES.test(before) && !/^\\x/.test(after) ? complete + after : before + after;
 }
 
-function bound(before: string, after: string): boolean {
+function belongTogether(before: string, after: string): boolean {
   if (before === "" || after === "") return false;
-  if (HALF.test(before)) return true;
-  if (LEANS.test(after)) return true;
-  if (BINDS.test(before) && LETTER.test(after)) return true;
-  return straddled(before, after);
+  if (PARTIAL_BYTES.test(before)) return true;
+  if (STARTS_WITH_MARK.test(after)) return true;
+  if (ENDS_WITH_JOINER.test(before) && STARTS_WITH_LETTER.test(after)) return true;
+  return sharesGrapheme(before, after);
 }
 
-const LETTER = /^\p{L}/u;
-const segmenter =
-  typeof Intl !== "undefined" && "Segmenter" in Intl ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
-
-/** Is there a grapheme that begins in one text and ends in the other (flags, emoji with tones, …)? */
-function straddled(before: string, after: string): boolean {
+/** True if a grapheme starts in one text and ends in the other: flags, emoji with skin tones, … */
+function sharesGrapheme(before: string, after: string): boolean {
   const tail = before.slice(-16),
     head = after.slice(0, 16);
-  if (segmenter === null || (!beyond(tail.charCodeAt(tail.length - 1)) && !beyond(head.charCodeAt(0)))) return false;
-  let at = 0;
+  if (segmenter === null) return false;
+  if (!isBeyondLatin(tail.charCodeAt(tail.length - 1)) && !isBeyondLatin(head.charCodeAt(0))) return false;
+  let position = 0;
   for (const { segment } of segmenter.segment(tail + head)) {
-    if (at === tail.length) return false;
-    at += segment.length;
-    if (at > tail.length) return true;
+    if (position === tail.length) return false;
+    position += segment.length;
+    if (position > tail.length) return true;
   }
   return false;
 }
 
-function beyond(code: number): boolean {
+function isBeyondLatin(code: number): boolean {
   return code > 0x2ff;
 }
 
-/** Do these tokens leave out the spaces between words, as tokenizers of whole words do? Then the page puts them apart. */
-export function loose(tokens: readonly Token[]): boolean {
-  const own = tokens.filter((token) => !token.special).map((token) => token.text);
-  const words = own.filter((text) => /^[\p{L}\p{M}]{2,}$/u.test(text));
-  return own.length > 1 && words.length > own.length / 2 && !own.some((text) => /^\s|\s$/.test(text));
+/** True for tokens without the spaces between words, as of word-level tokenizers; the page then adds them. */
+export function omitsSpaces(tokens: readonly Token[]): boolean {
+  const texts = tokens.filter((token) => !token.special).map((token) => token.text);
+  const words = texts.filter((text) => /^[\p{L}\p{M}]{2,}$/u.test(text));
+  return texts.length > 1 && words.length > texts.length / 2 && !texts.some((text) => /^\s|\s$/.test(text));
 }
 
-/** Tokens as one text. */
-export function together(tokens: readonly Token[]): string {
-  return clusters(tokens)
-    .map((group) => group.text)
-    .join(loose(tokens) ? " " : "");
+export function joinTokens(tokens: readonly Token[]): string {
+  return graphemeClusters(tokens)
+    .map((cluster) => cluster.text)
+    .join(omitsSpaces(tokens) ? " " : "");
 }
 
-/** As a reader sees it in one line: spaces and line ends by their signs where they are all there is. */
-export function label(text: string): string {
+/** A token's text on one line, with symbols for line breaks, tabs and lone spaces. */
+export function displayLabel(text: string): string {
   if (text === "") return "∅";
-  const shown = text.replace(/\r\n|\r|\n/g, "↵").replace(/\t/g, "⇥");
-  return /^ +$/.test(shown) ? "␣".repeat(shown.length) : shown.trim();
+  const visible = text.replace(/\r\n|\r|\n/g, "↵").replace(/\t/g, "⇥");
+  return /^ +$/.test(visible) ? "␣".repeat(visible.length) : visible.trim();
 }

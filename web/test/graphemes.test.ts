@@ -1,60 +1,61 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clusters, label, loose, membership, together } from "../src/graphemes.ts";
+import { clusterIndices, displayLabel, graphemeClusters, joinTokens, omitsSpaces } from "../src/graphemes.ts";
 
-const of = (...texts: string[]) => clusters(texts.map((text, id) => ({ id, text, special: text.startsWith("<") })));
-const texts = (...given: string[]) => of(...given).map((group) => group.text);
+const clustersOf = (...texts: string[]) =>
+  graphemeClusters(texts.map((text, id) => ({ id, text, special: text.startsWith("<") })));
+const clusterTexts = (...tokenTexts: string[]) => clustersOf(...tokenTexts).map((cluster) => cluster.text);
 
 test("words stay as they are", () => {
-  assert.deepEqual(texts(" the", " sea", "s", "."), [" the", " sea", "s", "."]);
+  assert.deepEqual(clusterTexts(" the", " sea", "s", "."), [" the", " sea", "s", "."]);
 });
 
 test("a vowel sign stays with its letter", () => {
-  assert.deepEqual(texts("न", "म", "स", "्", "त", "े"), ["न", "म", "स्ते"]);
+  assert.deepEqual(clusterTexts("न", "म", "स", "्", "त", "े"), ["न", "म", "स्ते"]);
 });
 
-test("a letter in several bytes is shown once it is whole", () => {
-  assert.deepEqual(texts(" le", "\\xc3", "é"), [" le", "é"]);
-  assert.deepEqual(texts("\\xe0", "\\xa4", "न", "म"), ["न", "म"]);
-  assert.deepEqual(texts("a\\xe0\\xa4", "न"), ["aन"]);
+test("a character of several tokens is shown once it is complete", () => {
+  assert.deepEqual(clusterTexts(" le", "\\xc3", "é"), [" le", "é"]);
+  assert.deepEqual(clusterTexts("\\xe0", "\\xa4", "न", "म"), ["न", "म"]);
+  assert.deepEqual(clusterTexts("a\\xe0\\xa4", "न"), ["aन"]);
 });
 
-test("bytes that never become a letter stay to be seen", () => {
-  assert.deepEqual(texts("a", "\\xe0", "\\xa4"), ["a", "\\xe0\\xa4"]);
+test("incomplete bytes at the end stay visible", () => {
+  assert.deepEqual(clusterTexts("a", "\\xe0", "\\xa4"), ["a", "\\xe0\\xa4"]);
 });
 
-test("an accent that was split off is put back", () => {
-  assert.deepEqual(texts("e", "\u0301", "t"), ["e\u0301", "t"]);
+test("a combining accent joins its letter", () => {
+  assert.deepEqual(clusterTexts("e", "\u0301", "t"), ["e\u0301", "t"]);
 });
 
-test("a joined emoji is one", () => {
-  assert.deepEqual(texts("👩", "\u200d", "🚀", "!"), ["👩\u200d🚀", "!"]);
-  assert.deepEqual(texts("👍", "🏽"), ["👍🏽"]);
-  assert.deepEqual(texts("🇫", "🇷"), ["🇫🇷"]);
+test("an emoji sequence is one cluster", () => {
+  assert.deepEqual(clusterTexts("👩", "\u200d", "🚀", "!"), ["👩\u200d🚀", "!"]);
+  assert.deepEqual(clusterTexts("👍", "🏽"), ["👍🏽"]);
+  assert.deepEqual(clusterTexts("🇫", "🇷"), ["🇫🇷"]);
 });
 
-test("a special token belongs to nobody", () => {
-  assert.deepEqual(texts("<s>", "ा", "x"), ["<s>", "ा", "x"]);
+test("special tokens are not joined", () => {
+  assert.deepEqual(clusterTexts("<s>", "ा", "x"), ["<s>", "ा", "x"]);
 });
 
 test("every token is in one cluster, in order", () => {
-  const groups = of("न", "म", "स", "्", "त", "े", "!");
-  assert.deepEqual([...membership(groups, 7)], [0, 1, 2, 2, 2, 2, 3]);
-  assert.equal(groups[0].first, 0);
-  assert.equal(groups.at(-1)!.end, 7);
+  const clusters = clustersOf("न", "म", "स", "्", "त", "े", "!");
+  assert.deepEqual([...clusterIndices(clusters, 7)], [0, 1, 2, 2, 2, 2, 3]);
+  assert.equal(clusters[0].first, 0);
+  assert.equal(clusters.at(-1)!.end, 7);
 });
 
-test("spaces and line ends have signs where they are alone", () => {
-  assert.equal(label(" "), "␣");
-  assert.equal(label("\n"), "↵");
-  assert.equal(label(" sea"), "sea");
-  assert.equal(label(""), "∅");
+test("lone spaces and line breaks are shown as symbols", () => {
+  assert.equal(displayLabel(" "), "␣");
+  assert.equal(displayLabel("\n"), "↵");
+  assert.equal(displayLabel(" sea"), "sea");
+  assert.equal(displayLabel(""), "∅");
 });
 
-test("whole words without their spaces are put apart, pieces and letters are not", () => {
+test("spaces are added between word-level tokens only", () => {
   const tokens = (...texts: string[]) => texts.map((text, id) => ({ id, text, special: false }));
-  assert.equal(together(tokens("the", "old", "ship", ".")), "the old ship .");
-  assert.equal(together(tokens("The", " old", " ship", "s")), "The old ships");
-  assert.equal(loose(tokens("न", "म", "स", "्", "त", "े")), false);
-  assert.equal(loose(tokens("word")), false);
+  assert.equal(joinTokens(tokens("the", "old", "ship", ".")), "the old ship .");
+  assert.equal(joinTokens(tokens("The", " old", " ship", "s")), "The old ships");
+  assert.equal(omitsSpaces(tokens("न", "म", "स", "्", "त", "े")), false);
+  assert.equal(omitsSpaces(tokens("word")), false);
 });

@@ -1,148 +1,164 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { chosen } from "../src/map/arcs.ts";
-import { fit, isFit, moved, showing, visible, within, zoomed } from "../src/map/camera.ts";
-import { nice } from "../src/map/labels.ts";
-import { Recent } from "../src/map/lru.ts";
-import { TiledMap } from "../src/map/tiled.ts";
-import { corner, single, tiles, wantsTiles } from "../src/map/tiling.ts";
-import { WholeMap } from "../src/map/whole.ts";
-import { Bits } from "../src/bytes.ts";
-import { Queue } from "../src/source/queue.ts";
+import { strongestArcs } from "../src/map/arcs.ts";
+import {
+  clampCamera,
+  fitCamera,
+  isFullyVisible,
+  panCamera,
+  revealCell,
+  visibleRegion,
+  zoomCamera,
+} from "../src/map/camera.ts";
+import { InMemoryMap } from "../src/map/inMemoryMap.ts";
+import { roundUpTick } from "../src/map/labels.ts";
+import { LruCache } from "../src/map/lruCache.ts";
+import { TiledMap } from "../src/map/tiledMap.ts";
+import { fitsOneTile, needsTiles, tileOrigin, tileOrigins } from "../src/map/tiling.ts";
+import { RequestQueue } from "../src/transport/requestQueue.ts";
+import { BitMatrix } from "../src/wire.ts";
 
-const stage = { width: 500, height: 500, rows: 2000, columns: 2000 };
+const viewport = { width: 500, height: 500, rows: 2000, columns: 2000 };
 
-test("tiles cover a region, the middle first, and no more", () => {
-  const found = tiles({ top: 250, left: 0, bottom: 600, right: 300 }, 2000, 2000, 256);
+test("tiles cover a region and no more, the centre first", () => {
+  const origins = tileOrigins({ top: 250, left: 0, bottom: 600, right: 300 }, 2000, 2000, 256);
   assert.deepEqual(
-    found.map(({ row, column }) => `${row},${column}`).sort(),
+    origins.map(({ row, column }) => `${row},${column}`).sort(),
     ["0,0", "0,256", "256,0", "256,256", "512,0", "512,256"].sort(),
   );
-  assert.deepEqual(found[0], { row: 256, column: 0 });
+  assert.deepEqual(origins[0], { row: 256, column: 0 });
 });
 
 test("there are no tiles beyond the edge", () => {
-  assert.deepEqual(tiles({ top: -50, left: 1900, bottom: 10, right: 2400 }, 2000, 2000, 256), [{ row: 0, column: 1792 }]);
-  assert.deepEqual(corner(2000 - 1, 511), { row: 1792, column: 256 });
+  const region = { top: -50, left: 1900, bottom: 10, right: 2400 };
+  assert.deepEqual(tileOrigins(region, 2000, 2000, 256), [{ row: 0, column: 1792 }]);
+  assert.deepEqual(tileOrigin(2000 - 1, 511), { row: 1792, column: 256 });
 });
 
-test("a small map is one tile, and a large one is tiled when its tokens are pixels", () => {
-  assert.ok(single(256, 3) && !single(257, 3));
-  assert.ok(!wantsTiles(0.4, 2, 2000, 2000) && wantsTiles(0.5, 2, 2000, 2000) && wantsTiles(0.1, 1, 100, 100));
+test("a small map is one tile, a large one is tiled from one pixel per token on", () => {
+  assert.ok(fitsOneTile(256, 3) && !fitsOneTile(257, 3));
+  assert.ok(!needsTiles(0.4, 2, 2000, 2000) && needsTiles(0.5, 2, 2000, 2000));
+  assert.ok(needsTiles(0.1, 1, 100, 100));
 });
 
-test("all of it fits, and what is under the pointer stays there", () => {
-  const all = fit(stage);
-  assert.equal(all.scale, 0.25);
-  const near = zoomed(all, stage, 8, { x: 300, y: 100 });
-  assert.equal(near.scale, 2);
-  assert.equal(near.x + 300 / near.scale, 1200);
-  assert.equal(near.y + 100 / near.scale, 400);
-  assert.deepEqual(visible(near, stage), { top: 350, left: 1050, bottom: 600, right: 1300 });
+test("zooming keeps what is under the pointer in place", () => {
+  const fitted = fitCamera(viewport);
+  assert.equal(fitted.scale, 0.25);
+  const zoomed = zoomCamera(fitted, viewport, 8, { x: 300, y: 100 });
+  assert.equal(zoomed.scale, 2);
+  assert.equal(zoomed.x + 300 / zoomed.scale, 1200);
+  assert.equal(zoomed.y + 100 / zoomed.scale, 400);
+  assert.deepEqual(visibleRegion(zoomed, viewport), { top: 350, left: 1050, bottom: 600, right: 1300 });
 });
 
 test("the camera never leaves the map", () => {
-  const near = within({ x: 5000, y: -7, scale: 2 }, stage);
-  assert.deepEqual(near, { x: 1750, y: 0, scale: 2 });
-  assert.deepEqual(moved(near, stage, -10_000, 10_000), { x: 0, y: 1750, scale: 2 });
-  assert.ok(isFit(zoomed(near, stage, 1e-6, { x: 0, y: 0 }), stage));
+  const clamped = clampCamera({ x: 5000, y: -7, scale: 2 }, viewport);
+  assert.deepEqual(clamped, { x: 1750, y: 0, scale: 2 });
+  assert.deepEqual(panCamera(clamped, viewport, -10_000, 10_000), { x: 0, y: 1750, scale: 2 });
+  assert.ok(isFullyVisible(zoomCamera(clamped, viewport, 1e-6, { x: 0, y: 0 }), viewport));
 });
 
-test("a cell that is out of sight is brought into it", () => {
-  const camera = showing({ x: 0, y: 0, scale: 2 }, stage, 1000, 10);
-  const see = visible(camera, stage);
-  assert.ok(see.top <= 1000 && 1000 < see.bottom && see.left === 0);
+test("a hidden cell is brought into view", () => {
+  const camera = revealCell({ x: 0, y: 0, scale: 2 }, viewport, 1000, 10);
+  const region = visibleRegion(camera, viewport);
+  assert.ok(region.top <= 1000 && 1000 < region.bottom && region.left === 0);
 });
 
-test("the last few are kept", () => {
-  const kept = new Recent<number>(2);
-  kept.set("a", 1);
-  kept.set("b", 2);
-  kept.get("a");
-  kept.set("c", 3);
-  assert.deepEqual([kept.get("a"), kept.get("b"), kept.get("c"), kept.size], [1, undefined, 3, 2]);
+test("the least recently used entry is evicted", () => {
+  const cache = new LruCache<number>(2);
+  cache.set("a", 1);
+  cache.set("b", 2);
+  cache.get("a");
+  cache.set("c", 3);
+  assert.deepEqual([cache.get("a"), cache.get("b"), cache.get("c"), cache.size], [1, undefined, 3, 2]);
 });
 
-test("numbers along an axis are round", () => {
-  assert.deepEqual([0.5, 3, 34, 51, 99].map(nice), [1, 5, 50, 100, 100]);
+test("axis ticks are round numbers", () => {
+  assert.deepEqual([0.5, 3, 34, 51, 99].map(roundUpTick), [1, 5, 50, 100, 100]);
 });
 
-test("arcs are the heaviest of what is in view, outside the claim or in it", () => {
-  const bits = new Bits(new Uint8Array([0b10000000, 0b11000000]), 2, 2);
-  const [piece] = new WholeMap(2, 2, Uint8Array.of(255, 128, 60, 10), bits).fine();
+test("arcs are the strongest of the visible rows, outside the claim too", () => {
+  const bits = new BitMatrix(new Uint8Array([0b10000000, 0b11000000]), 2, 2);
+  const [tile] = new InMemoryMap(2, 2, Uint8Array.of(255, 128, 60, 10), bits).tiles();
   assert.deepEqual(
-    chosen([piece], 0.05, 0, 2).map(({ row, column, outside }) => [row, column, outside]),
+    strongestArcs([tile], 0.05, 0, 2).map(({ row, column, outside }) => [row, column, outside]),
     [
       [1, 0, false],
       [0, 1, true],
       [0, 0, false],
     ],
   );
-  assert.deepEqual(chosen([piece], 0.05, 1, 2).length, 1);
+  assert.deepEqual(strongestArcs([tile], 0.05, 1, 2).length, 1);
 });
 
-test("a large map asks for the overview, then for what is looked at, once", async () => {
-  const asked: string[] = [];
+test("a large map requests the overview, then the visible tiles, once", async () => {
+  const requests: string[] = [];
   const map = new TiledMap(
     { name: "decoder.self", layer: 0, head: 0 },
     600,
     600,
-    (async (question: string, given: Record<string, unknown>) => {
-      asked.push(question === "tile" ? `tile ${given.row},${given.column}` : question);
+    (async (question: string, params: Record<string, unknown>) => {
+      requests.push(question === "tile" ? `tile ${params.row},${params.column}` : question);
       if (question === "overview")
-        return { rows: 600, columns: 600, step: 2, top: 0.25, map_u8: Buffer.alloc(90_000, 255).toString("base64") };
-      const rows = Math.min(256, 600 - Number(given.row)),
-        columns = Math.min(256, 600 - Number(given.column));
+        return {
+          rows: 600,
+          columns: 600,
+          cell_size: 2,
+          max_weight: 0.25,
+          map_u8: Buffer.alloc(90_000, 255).toString("base64"),
+        };
+      const rows = Math.min(256, 600 - Number(params.row)),
+        columns = Math.min(256, 600 - Number(params.column));
       return {
-        row: given.row,
-        column: given.column,
+        row: params.row,
+        column: params.column,
         rows,
         columns,
         map_u8: Buffer.alloc(rows * columns, 51).toString("base64"),
         claim_bits: Buffer.alloc(rows * Math.ceil(columns / 8), 255).toString("base64"),
       };
     }) as never,
-    new Queue(2),
+    new RequestQueue(2),
   );
-  const settled = () =>
+  const nextChange = () =>
     new Promise<void>((resolve) => {
-      const end = map.listen(() => {
-        end();
+      const unsubscribe = map.subscribe(() => {
+        unsubscribe();
         resolve();
       });
     });
-  map.listen(() => undefined);
+  map.subscribe(() => undefined);
   const region = { top: 300, left: 0, bottom: 310, right: 20 };
-  let news = settled();
-  assert.deepEqual(map.fine(region), []);
-  await news;
-  news = settled();
-  map.fine(region);
-  map.fine(region);
-  await news;
-  assert.deepEqual(asked, ["overview", "tile 256,0"]);
-  const reading = map.at(300, 5)!;
-  assert.ok(Math.abs(reading.weight - 0.04) < 1e-9 && reading.exact && reading.allowed === true);
-  assert.deepEqual(map.at(0, 0), { weight: 0.25, allowed: null, exact: false });
+  let changed = nextChange();
+  assert.deepEqual(map.tiles(region), []);
+  await changed;
+  changed = nextChange();
+  map.tiles(region);
+  map.tiles(region);
+  await changed;
+  assert.deepEqual(requests, ["overview", "tile 256,0"]);
+  const value = map.cellValue(300, 5)!;
+  assert.ok(Math.abs(value.weight - 0.04) < 1e-9 && value.isExact && value.isAllowed === true);
+  assert.deepEqual(map.cellValue(0, 0), { weight: 0.25, isAllowed: null, isExact: false });
 });
 
-test("what is refused is not asked again in every frame", async () => {
-  let asked = 0;
+test("a failed request is not repeated in every frame", async () => {
+  let requests = 0;
   const map = new TiledMap(
     { name: "n", layer: 0, head: 0 },
     10,
     10,
     (async () => {
-      asked++;
+      requests++;
       throw new Error("no such head");
     }) as never,
-    new Queue(),
+    new RequestQueue(),
   );
-  map.listen(() => undefined);
+  map.subscribe(() => undefined);
   for (let n = 0; n < 5; n++) {
-    map.fine({ top: 0, left: 0, bottom: 10, right: 10 });
+    map.tiles({ top: 0, left: 0, bottom: 10, right: 10 });
     await new Promise((resolve) => setImmediate(resolve));
   }
-  assert.equal(asked, 1);
+  assert.equal(requests, 1);
   assert.equal(map.error(), "no such head");
 });

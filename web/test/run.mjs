@@ -1,4 +1,4 @@
-// Bundle the tests with what they test, then run them with Node's own runner.
+// Bundle the tests, then run them with Node's test runner.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -6,13 +6,13 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
-const here = dirname(fileURLToPath(import.meta.url));
-const out = mkdtempSync(join(tmpdir(), "keepleft-page-"));
+const testFolder = dirname(fileURLToPath(import.meta.url));
+const outFolder = mkdtempSync(join(tmpdir(), "keepleft-page-"));
 try {
   await build({
-    absWorkingDir: here,
-    entryPoints: readdirSync(here).filter((name) => name.endsWith(".test.ts")),
-    outdir: out,
+    absWorkingDir: testFolder,
+    entryPoints: readdirSync(testFolder).filter((name) => name.endsWith(".test.ts")),
+    outdir: outFolder,
     bundle: true,
     format: "esm",
     platform: "node",
@@ -21,10 +21,10 @@ try {
     jsxImportSource: "preact",
     logLevel: "warning",
   });
-  const files = readdirSync(out)
+  const files = readdirSync(outFolder)
     .filter((name) => name.endsWith(".mjs"))
-    .map((name) => join(out, name));
+    .map((name) => join(outFolder, name));
   process.exitCode = spawnSync(process.execPath, ["--test", ...files], { stdio: "inherit" }).status ?? 1;
 } finally {
-  rmSync(out, { recursive: true, force: true });
+  rmSync(outFolder, { recursive: true, force: true });
 }

@@ -1,144 +1,163 @@
-/** Draws a map as arcs: tokens in a column, a bow from each to those it reads; to the left what is earlier, else to the right. */
+/** Draws a map as arcs from queries to keys: to earlier tokens on the left, to later ones on the right. */
 
-import { css } from "../colour.ts";
-import { visible } from "./camera.ts";
-import { axis, SMALLEST } from "./labels.ts";
-import { piecesOf, type Scene } from "./matrix.ts";
-import { type Piece, weighed } from "./piece.ts";
+import { rampColour } from "../colour.ts";
+import { visibleRegion } from "./camera.ts";
+import { drawAxis, MIN_LABEL_SCALE } from "./labels.ts";
+import { type MatrixPlot, tilesInView } from "./matrix.ts";
+import { cellWeight, type Tile } from "./tile.ts";
 
-/** One bow, in tokens. */
+/** One arc; row and column are tokens. */
 export interface Arc {
   row: number;
   column: number;
   weight: number;
-  outside: boolean; // the claim does not allow it
+  outside: boolean; // not allowed by the claim
 }
 
-export interface ArcScene extends Scene {
-  least: number; // no bow for less weight
-  pair: boolean; // rows and columns are different texts: two columns of tokens
-  forward: number; // the share of the width that is to the right of the tokens
+export interface ArcPlot extends MatrixPlot {
+  minWeight: number; // weaker arcs are not drawn
+  isCross: boolean; // rows and columns are different texts, drawn as two columns of tokens
+  forwardFraction: number; // of the width, for arcs on the right
 }
 
-const MOST = 3000; // bows in one picture
-const CROWD = 600; // so many that they hide one another
+const MAX_ARCS = 3000; // drawn at most
+const CROWDED_ARCS = 600; // more than these are drawn transparently
 
-export function drawArcs(context: CanvasRenderingContext2D, scene: ArcScene): void {
-  const { camera, stage, ratio, palette, pointed } = scene;
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, scene.left + stage.width, scene.top + stage.height);
-  const see = visible(camera, stage);
-  const pieces = piecesOf({
-    ...scene,
+export function drawArcs(context: CanvasRenderingContext2D, plot: ArcPlot): void {
+  const { camera, viewport, pixelRatio, palette, hovered } = plot;
+  context.setTransform(pixelRatio, 0, 0, pixelRatio, 0, 0);
+  context.clearRect(0, 0, plot.left + viewport.width, plot.top + viewport.height);
+  const region = visibleRegion(camera, viewport);
+  const tiles = tilesInView({
+    ...plot,
     camera: { ...camera, x: 0 },
-    stage: { ...stage, width: scene.data.columns * camera.scale, rows: scene.data.rows, columns: scene.data.columns },
+    viewport: {
+      ...viewport,
+      width: plot.data.columns * camera.scale,
+      rows: plot.data.rows,
+      columns: plot.data.columns,
+    },
   });
-  const all = chosen(pieces.length > 1 && pieces[0].step > 1 ? pieces.slice(1) : pieces, scene.least, see.top, see.bottom);
-  const spine = places(scene);
-  const middle = (token: number) => (token + 0.5 - camera.y) * camera.scale;
-  const any = pointed.row !== null || pointed.column !== null;
-  const top = Math.max(1e-9, scene.data.top());
-  const usual = all.length > CROWD ? 0.3 : 0.9;
+  const fineTiles = tiles.length > 1 && tiles[0].cellSize > 1 ? tiles.slice(1) : tiles;
+  const arcs = strongestArcs(fineTiles, plot.minWeight, region.top, region.bottom);
+  const layout = arcLayout(plot);
+  const tokenY = (token: number) => (token + 0.5 - camera.y) * camera.scale;
+  const isHovering = hovered.row !== null || hovered.column !== null;
+  const maxWeight = Math.max(1e-9, plot.data.maxWeight());
+  const defaultAlpha = arcs.length > CROWDED_ARCS ? 0.3 : 0.9;
   context.lineCap = "round";
-  for (const arc of all) {
-    const mine = arc.row === pointed.row || arc.column === pointed.column;
-    context.globalAlpha = mine ? 0.9 : !any ? usual : arc.outside ? 0.5 : 0.14;
-    context.strokeStyle =
-      arc.outside && scene.claim ? palette.alert : css(palette.ramp, Math.max(0.25, Math.sqrt(arc.weight / top)));
-    context.setLineDash(arc.outside && scene.claim ? [5, 4] : []);
-    context.lineWidth = (0.5 + 2.5 * arc.weight) * (any && mine ? 1.4 : 1);
+  for (const arc of arcs) {
+    const isHovered = arc.row === hovered.row || arc.column === hovered.column;
+    context.globalAlpha = isHovered ? 0.9 : !isHovering ? defaultAlpha : arc.outside ? 0.5 : 0.14;
+    const isAlert = arc.outside && plot.showClaim;
+    const colourValue = Math.max(0.25, Math.sqrt(arc.weight / maxWeight));
+    context.strokeStyle = isAlert ? palette.alert : rampColour(palette.ramp, colourValue);
+    context.setLineDash(isAlert ? [5, 4] : []);
+    context.lineWidth = (0.5 + 2.5 * arc.weight) * (isHovering && isHovered ? 1.4 : 1);
     context.beginPath();
-    if (scene.pair) across(context, spine, middle(arc.row), middle(arc.column));
-    else bow(context, spine, arc, middle(arc.row), middle(arc.column), see.bottom - see.top);
+    if (plot.isCross) addCrossLink(context, layout, tokenY(arc.row), tokenY(arc.column));
+    else addArc(context, layout, arc, tokenY(arc.row), tokenY(arc.column), region.bottom - region.top);
     context.stroke();
   }
   context.globalAlpha = 1;
   context.setLineDash([]);
-  column(
+  drawTokenColumn(
     context,
-    scene,
-    spine.left,
-    spine.gap,
-    scene.pair ? "right" : "center",
-    scene.rows,
-    pointed.row ?? (scene.pair ? null : pointed.column),
+    plot,
+    layout.left,
+    layout.labelWidth,
+    plot.isCross ? "right" : "center",
+    plot.rows,
+    hovered.row ?? (plot.isCross ? null : hovered.column),
   );
-  if (scene.pair) column(context, scene, spine.right, spine.gap, "left", scene.columns, pointed.column);
+  if (plot.isCross) {
+    drawTokenColumn(context, plot, layout.right, layout.labelWidth, "left", plot.columns, hovered.column);
+  }
 }
 
-export interface Spine {
-  left: number; // where the bows to the left begin
+export interface ArcLayout {
+  left: number; // where arcs on the left start
   right: number;
-  gap: number; // the room for tokens
+  labelWidth: number; // of the tokens between them
   width: number;
 }
 
-function places(scene: ArcScene): Spine {
-  const width = scene.left + scene.stage.width,
-    gap = scene.left;
-  if (scene.pair) {
-    const side = Math.min(gap, width * 0.35);
-    return { left: side, right: width - side, gap: side, width };
+function arcLayout(plot: ArcPlot): ArcLayout {
+  const width = plot.left + plot.viewport.width,
+    labelWidth = plot.left;
+  if (plot.isCross) {
+    const crossLabelWidth = Math.min(labelWidth, width * 0.35);
+    return { left: crossLabelWidth, right: width - crossLabelWidth, labelWidth: crossLabelWidth, width };
   }
-  const left = Math.max(16, (width - gap) * (1 - scene.forward));
-  return { left, right: left + gap, gap, width };
+  const left = Math.max(16, (width - labelWidth) * (1 - plot.forwardFraction));
+  return { left, right: left + labelWidth, labelWidth, width };
 }
 
-/** The heaviest of what the pieces show for these rows, the lightest first: the heavy are drawn over them. */
-export function chosen(pieces: Piece[], least: number, from: number, to: number): Arc[] {
-  const out: Arc[] = [];
-  for (const piece of pieces) {
-    const bar = Math.ceil(255 * Math.sqrt(least / piece.full));
-    const first = Math.max(0, Math.floor((from - piece.row) / piece.step));
-    const last = Math.min(piece.rows, Math.ceil((to - piece.row) / piece.step));
-    const shift = Math.floor(piece.step / 2);
+/** The strongest arcs of these rows in ascending order, so that stronger ones are drawn on top. */
+export function strongestArcs(tiles: Tile[], minWeight: number, firstRow: number, endRow: number): Arc[] {
+  const arcs: Arc[] = [];
+  for (const tile of tiles) {
+    const minByte = Math.ceil(255 * Math.sqrt(minWeight / tile.maxWeight));
+    const first = Math.max(0, Math.floor((firstRow - tile.row) / tile.cellSize));
+    const last = Math.min(tile.rows, Math.ceil((endRow - tile.row) / tile.cellSize));
+    const cellCentre = Math.floor(tile.cellSize / 2);
     for (let row = first; row < last; row++) {
-      for (let column = 0, n = row * piece.columns; column < piece.columns; column++, n++) {
-        if (piece.values[n] < bar || piece.values[n] === 0) continue;
-        out.push({
-          row: piece.row + row * piece.step + shift,
-          column: piece.column + column * piece.step + shift,
-          weight: weighed(piece, n),
-          outside: piece.claim !== null && !piece.claim.at(row, column),
+      for (let column = 0, n = row * tile.columns; column < tile.columns; column++, n++) {
+        if (tile.values[n] < minByte || tile.values[n] === 0) continue;
+        arcs.push({
+          row: tile.row + row * tile.cellSize + cellCentre,
+          column: tile.column + column * tile.cellSize + cellCentre,
+          weight: cellWeight(tile, n),
+          outside: tile.claim !== null && !tile.claim.at(row, column),
         });
       }
     }
   }
-  out.sort((a, b) => a.weight - b.weight);
-  return out.slice(-MOST);
+  arcs.sort((a, b) => a.weight - b.weight);
+  return arcs.slice(-MAX_ARCS);
 }
 
-function bow(context: CanvasRenderingContext2D, spine: Spine, arc: Arc, from: number, to: number, many: number): void {
-  const back = arc.column <= arc.row;
-  const room = back ? spine.left - 8 : spine.width - spine.right - 8;
-  const wide = Math.max(4, room * Math.min(1, Math.sqrt((Math.abs(arc.row - arc.column) + 0.3) / many)));
-  const x = back ? spine.left : spine.right;
-  const tall = Math.max(3, Math.abs(from - to) / 2);
-  context.ellipse(x, (from + to) / 2, wide, tall, 0, Math.PI / 2, (3 * Math.PI) / 2, !back);
-}
-
-function across(context: CanvasRenderingContext2D, spine: Spine, from: number, to: number): void {
-  const bend = (spine.right - spine.left) * 0.4;
-  context.moveTo(spine.left + 2, from);
-  context.bezierCurveTo(spine.left + bend, from, spine.right - bend, to, spine.right - 2, to);
-}
-
-function column(
+function addArc(
   context: CanvasRenderingContext2D,
-  scene: ArcScene,
+  layout: ArcLayout,
+  arc: Arc,
+  from: number,
+  to: number,
+  visibleRows: number,
+): void {
+  const isBackward = arc.column <= arc.row;
+  const availableWidth = isBackward ? layout.left - 8 : layout.width - layout.right - 8;
+  const relativeDistance = (Math.abs(arc.row - arc.column) + 0.3) / visibleRows;
+  const radiusX = Math.max(4, availableWidth * Math.min(1, Math.sqrt(relativeDistance)));
+  const x = isBackward ? layout.left : layout.right;
+  const radiusY = Math.max(3, Math.abs(from - to) / 2);
+  context.ellipse(x, (from + to) / 2, radiusX, radiusY, 0, Math.PI / 2, (3 * Math.PI) / 2, !isBackward);
+}
+
+function addCrossLink(context: CanvasRenderingContext2D, layout: ArcLayout, from: number, to: number): void {
+  const { left, right } = layout;
+  const offset = (right - left) * 0.4;
+  context.moveTo(left + 2, from);
+  context.bezierCurveTo(left + offset, from, right - offset, to, right - 2, to);
+}
+
+function drawTokenColumn(
+  context: CanvasRenderingContext2D,
+  plot: ArcPlot,
   x: number,
   size: number,
   align: CanvasTextAlign,
-  labels: Scene["rows"],
-  pointed: number | null,
+  labels: MatrixPlot["rows"],
+  hovered: number | null,
 ): void {
-  const { camera, stage, palette } = scene;
+  const { camera, viewport, palette } = plot;
   context.textAlign = align;
-  const at = align === "right" ? x - 6 : align === "left" ? x + 6 : x + size / 2;
-  if (align === "center" && camera.scale < SMALLEST) context.textAlign = "center";
-  axis(context, labels, palette, { from: camera.y, scale: camera.scale, length: stage.height, size, pointed }, (y, draw) => {
+  const labelX = align === "right" ? x - 6 : align === "left" ? x + 6 : x + size / 2;
+  if (align === "center" && camera.scale < MIN_LABEL_SCALE) context.textAlign = "center";
+  const axis = { from: camera.y, scale: camera.scale, length: viewport.height, size, hovered };
+  drawAxis(context, labels, palette, axis, (y, draw) => {
     context.save();
-    context.translate(at, y);
+    context.translate(labelX, y);
     draw();
     context.restore();
   });

@@ -1,43 +1,43 @@
-/** Wheel, drag, pinch and keys, as moves of a camera. */
+/** Wheel, drag, pinch and key gestures, as calls that move a camera. */
 
-export interface Moves {
+export interface GestureHandlers {
   zoom(factor: number, at: { x: number; y: number } | null): void;
-  move(dx: number, dy: number): void;
+  pan(dx: number, dy: number): void;
   fit(): void;
-  point(at: { x: number; y: number } | null): void;
-  /** Is all of it in view, so that the wheel may scroll the page? */
-  whole(): boolean;
+  hover(at: { x: number; y: number } | null): void;
+  /** True if all of the map is in view, so that the wheel may scroll the page. */
+  isFullyVisible(): boolean;
 }
 
-const SETTLED = 350; // milliseconds after which the page counts as at rest
+const SCROLL_PAUSE_MS = 350; // after the last scroll event
 
-/** Gives back what takes all of it off again. */
-export function gestures(element: HTMLElement, moves: Moves): () => void {
-  const stop = new AbortController();
-  const { signal } = stop;
-  const down = new Map<number, { x: number; y: number }>();
-  let scrolled = -SETTLED;
-  const place = (event: MouseEvent) => {
+/** Listen to gestures on an element; returns a function that stops it. */
+export function attachGestures(element: HTMLElement, handlers: GestureHandlers): () => void {
+  const abort = new AbortController();
+  const { signal } = abort;
+  const pointers = new Map<number, { x: number; y: number }>();
+  let lastScroll = -SCROLL_PAUSE_MS;
+  const positionOf = (event: MouseEvent) => {
     const box = element.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   };
 
-  // A page that scrolls past under the pointer is not stopped by the map.
+  // While the page scrolls, a map that passes under the pointer does not take the wheel.
   window.addEventListener(
     "scroll",
     () => {
-      scrolled = performance.now();
+      lastScroll = performance.now();
     },
     { signal, capture: true, passive: true },
   );
   element.addEventListener(
     "wheel",
     (event) => {
-      if (performance.now() - scrolled < SETTLED && !event.ctrlKey) return;
-      if (moves.whole() && event.deltaY > 0 && !event.ctrlKey) return;
+      if (performance.now() - lastScroll < SCROLL_PAUSE_MS && !event.ctrlKey) return;
+      if (handlers.isFullyVisible() && event.deltaY > 0 && !event.ctrlKey) return;
       event.preventDefault();
-      if (event.shiftKey) moves.move(event.deltaX || event.deltaY, 0);
-      else moves.zoom(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), place(event));
+      if (event.shiftKey) handlers.pan(event.deltaX || event.deltaY, 0);
+      else handlers.zoom(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), positionOf(event));
     },
     { signal, passive: false },
   );
@@ -46,65 +46,67 @@ export function gestures(element: HTMLElement, moves: Moves): () => void {
     "pointerdown",
     (event) => {
       if (event.button !== 0) return;
-      down.set(event.pointerId, place(event));
-      if (event.pointerType !== "touch" || !moves.whole()) element.setPointerCapture(event.pointerId);
+      pointers.set(event.pointerId, positionOf(event));
+      const isPageScroll = event.pointerType === "touch" && handlers.isFullyVisible();
+      if (!isPageScroll) element.setPointerCapture(event.pointerId);
     },
     { signal },
   );
   element.addEventListener(
     "pointermove",
     (event) => {
-      const now = place(event),
-        before = down.get(event.pointerId);
-      if (before === undefined) return moves.point(now);
-      down.set(event.pointerId, now);
-      if (down.size === 1) moves.move(before.x - now.x, before.y - now.y);
-      else if (down.size === 2) {
-        const other = [...down].find(([id]) => id !== event.pointerId)![1];
-        const spread = (at: { x: number; y: number }) => Math.hypot(at.x - other.x, at.y - other.y) || 1;
-        moves.zoom(spread(now) / spread(before), { x: (now.x + other.x) / 2, y: (now.y + other.y) / 2 });
+      const position = positionOf(event),
+        previous = pointers.get(event.pointerId);
+      if (previous === undefined) return handlers.hover(position);
+      pointers.set(event.pointerId, position);
+      if (pointers.size === 1) handlers.pan(previous.x - position.x, previous.y - position.y);
+      else if (pointers.size === 2) {
+        const other = [...pointers].find(([id]) => id !== event.pointerId)![1];
+        const distanceTo = (at: { x: number; y: number }) => Math.hypot(at.x - other.x, at.y - other.y) || 1;
+        const centre = { x: (position.x + other.x) / 2, y: (position.y + other.y) / 2 };
+        handlers.zoom(distanceTo(position) / distanceTo(previous), centre);
       }
     },
     { signal },
   );
-  const up = (event: PointerEvent) => {
-    if (down.delete(event.pointerId) && event.type === "pointerup") moves.point(place(event));
+  const onPointerUp = (event: PointerEvent) => {
+    if (pointers.delete(event.pointerId) && event.type === "pointerup") handlers.hover(positionOf(event));
   };
-  element.addEventListener("pointerup", up, { signal });
-  element.addEventListener("pointercancel", up, { signal });
+  element.addEventListener("pointerup", onPointerUp, { signal });
+  element.addEventListener("pointercancel", onPointerUp, { signal });
   element.addEventListener(
     "pointerleave",
     (event) => {
-      if (!down.has(event.pointerId)) moves.point(null);
+      if (!pointers.has(event.pointerId)) handlers.hover(null);
     },
     { signal },
   );
-  element.addEventListener("dblclick", (event) => moves.zoom(2.5, place(event)), { signal });
+  element.addEventListener("dblclick", (event) => handlers.zoom(2.5, positionOf(event)), { signal });
 
   element.addEventListener(
     "keydown",
     (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      const act = KEYS[event.key];
-      if (act === undefined) return;
-      act(moves, event.shiftKey ? 240 : 60);
+      const action = KEY_ACTIONS[event.key];
+      if (action === undefined) return;
+      action(handlers, event.shiftKey ? 240 : 60);
       event.preventDefault();
       event.stopPropagation();
     },
     { signal },
   );
-  return () => stop.abort();
+  return () => abort.abort();
 }
 
-const KEYS: Record<string, (moves: Moves, far: number) => void> = {
+const KEY_ACTIONS: Record<string, (handlers: GestureHandlers, distance: number) => void> = {
   "+": (moves) => moves.zoom(1.4, null),
   "=": (moves) => moves.zoom(1.4, null),
   "-": (moves) => moves.zoom(1 / 1.4, null),
   _: (moves) => moves.zoom(1 / 1.4, null),
   "0": (moves) => moves.fit(),
   Home: (moves) => moves.fit(),
-  ArrowLeft: (moves, far) => moves.move(-far, 0),
-  ArrowRight: (moves, far) => moves.move(far, 0),
-  ArrowUp: (moves, far) => moves.move(0, -far),
-  ArrowDown: (moves, far) => moves.move(0, far),
+  ArrowLeft: (moves, far) => moves.pan(-far, 0),
+  ArrowRight: (moves, far) => moves.pan(far, 0),
+  ArrowUp: (moves, far) => moves.pan(0, -far),
+  ArrowDown: (moves, far) => moves.pan(0, far),
 };

@@ -1,117 +1,124 @@
-/** Tokens beside a map, where they fit; positions where they do not. */
+/** Axis labels of a map: tokens where they fit, positions where they do not. */
 
-import type { Token } from "../answers.ts";
-import { type Cluster, clusters, label } from "../graphemes.ts";
-import type { Palette } from "./brush.ts";
+import type { Token } from "../api.ts";
+import { type Cluster, displayLabel, graphemeClusters } from "../graphemes.ts";
+import type { Palette } from "./tileImages.ts";
 
-export interface Labels {
-  groups: Cluster[];
+export interface AxisLabels {
+  clusters: Cluster[];
   texts: string[];
 }
 
-export const SMALLEST = 11; // pixels: a line of text needs so many
-const LONGEST = 24; // letters of a label that are drawn
+export const MIN_LABEL_SCALE = 11; // pixels per token, for a line of text
+const MAX_LABEL_CHARACTERS = 24;
 
-export function labelsOf(tokens: readonly Token[]): Labels {
-  const groups = clusters(tokens);
-  return { groups, texts: groups.map((group) => shortened(label(group.text))) };
+export function tokenLabels(tokens: readonly Token[]): AxisLabels {
+  const clusters = graphemeClusters(tokens);
+  return { clusters, texts: clusters.map((cluster) => truncateLabel(displayLabel(cluster.text))) };
 }
 
-/** Positions instead of tokens. */
-export function numbered(count: number): Labels {
-  const groups = Array.from({ length: count }, (_, n) => ({ first: n, end: n + 1, text: String(n), special: false }));
-  return { groups, texts: groups.map((group) => group.text) };
+/** Labels with positions instead of tokens. */
+export function positionLabels(count: number): AxisLabels {
+  const clusters = Array.from({ length: count }, (_, n) => ({
+    first: n,
+    end: n + 1,
+    text: String(n),
+    special: false,
+  }));
+  return { clusters, texts: clusters.map((cluster) => cluster.text) };
 }
 
-function shortened(text: string): string {
-  const letters = [...text];
-  return letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : text;
+function truncateLabel(text: string): string {
+  const characters = [...text];
+  if (characters.length <= MAX_LABEL_CHARACTERS) return text;
+  return `${characters.slice(0, MAX_LABEL_CHARACTERS - 1).join("")}…`;
 }
 
-/** How wide the longest label of these is, in pixels, within bounds. */
-export function room(labels: Labels, font: string, scale: number): number {
-  if (scale < SMALLEST) return 40;
-  let wide = widths.get(labels);
-  if (wide === undefined) {
-    measure ??= document.createElement("canvas").getContext("2d")!;
-    measure.font = sized(font, scale);
-    wide = labels.texts.slice(0, 400).reduce((most, text) => Math.max(most, measure!.measureText(text).width), 0);
-    widths.set(labels, wide);
+/** Pixels for the longest label, within bounds. */
+export function gutterSize(labels: AxisLabels, font: string, scale: number): number {
+  if (scale < MIN_LABEL_SCALE) return 40;
+  let width = labelWidths.get(labels);
+  if (width === undefined) {
+    measureContext ??= document.createElement("canvas").getContext("2d")!;
+    measureContext.font = labelFont(font, scale);
+    const textWidth = (text: string) => measureContext!.measureText(text).width;
+    width = labels.texts.slice(0, 400).reduce((max, text) => Math.max(max, textWidth(text)), 0);
+    labelWidths.set(labels, width);
   }
-  return Math.round(Math.max(28, Math.min(120, wide + 12)));
+  return Math.round(Math.max(28, Math.min(120, width + 12)));
 }
 
-let measure: CanvasRenderingContext2D | null = null;
-const widths = new WeakMap<Labels, number>();
+let measureContext: CanvasRenderingContext2D | null = null;
+const labelWidths = new WeakMap<AxisLabels, number>();
 
-interface Axis {
-  from: number; // the first token in view, with its fraction
+interface AxisOptions {
+  from: number; // position of the first visible token, may be fractional
   scale: number;
   length: number; // pixels
-  size: number; // of the gutter
-  pointed: number | null;
+  size: number; // pixels of the gutter
+  hovered: number | null;
 }
 
-/** Draws along an axis that runs to the right; the caller has turned the canvas for columns. */
-export function axis(
+/** Draws the labels of an axis; `drawAt` transforms the canvas for a position along it. */
+export function drawAxis(
   context: CanvasRenderingContext2D,
-  labels: Labels,
+  labels: AxisLabels,
   palette: Palette,
-  { from, scale, length, size, pointed }: Axis,
-  put: (at: number, draw: () => void) => void,
+  { from, scale, length, size, hovered }: AxisOptions,
+  drawAt: (at: number, draw: () => void) => void,
 ): void {
-  const last = from + length / scale;
-  const font = sized(palette.font, scale);
+  const end = from + length / scale;
+  const font = labelFont(palette.font, scale);
   context.font = font;
   context.textBaseline = "middle";
-  const fits = scale >= SMALLEST;
-  const stride = fits ? 1 : nice(46 / scale);
-  let n = fits ? lowest(labels.groups, from) : 0;
-  const next = () => (fits ? labels.groups[n++] : null);
-  if (fits) {
-    for (let group = next(); group && group.first < last; group = next()) {
-      write(group.first, group.end, labels.texts[n - 1]);
+  const showTokens = scale >= MIN_LABEL_SCALE;
+  const step = showTokens ? 1 : roundUpTick(46 / scale);
+  let n = showTokens ? firstVisibleCluster(labels.clusters, from) : 0;
+  const nextCluster = () => (showTokens ? labels.clusters[n++] : null);
+  if (showTokens) {
+    for (let cluster = nextCluster(); cluster && cluster.first < end; cluster = nextCluster()) {
+      drawLabel(cluster.first, cluster.end, labels.texts[n - 1]);
     }
   } else {
-    for (let at = Math.ceil(from / stride) * stride; at < last; at += stride) {
-      if (pointed === null || Math.abs(at - pointed) * scale > 22) write(at, at + 1, String(at));
+    for (let at = Math.ceil(from / step) * step; at < end; at += step) {
+      if (hovered === null || Math.abs(at - hovered) * scale > 22) drawLabel(at, at + 1, String(at));
     }
-    if (pointed !== null) write(pointed, pointed + 1, String(pointed));
+    if (hovered !== null) drawLabel(hovered, hovered + 1, String(hovered));
   }
 
-  function write(first: number, end: number, text: string): void {
-    const lit = pointed !== null && pointed >= first && pointed < end;
+  function drawLabel(first: number, end: number, text: string): void {
+    const isHovered = hovered !== null && hovered >= first && hovered < end;
     const at = ((first + end) / 2 - from) * scale;
     if (at < 0 || at > length) return;
-    put(at, () => {
-      context.fillStyle = lit ? palette.accent : palette.soft;
-      if (lit) context.font = `600 ${font}`;
-      if (fits) context.fillText(text, 0, 0, size - 6);
+    drawAt(at, () => {
+      context.fillStyle = isHovered ? palette.accent : palette.soft;
+      if (isHovered) context.font = `600 ${font}`;
+      if (showTokens) context.fillText(text, 0, 0, size - 6);
       else context.fillText(text, 0, 0);
-      if (lit) context.font = font;
+      if (isHovered) context.font = font;
     });
   }
 }
 
-/** A line of text is no taller than its token. */
-function sized(face: string, scale: number): string {
-  return `${scale < SMALLEST ? 11 : Math.min(12.5, scale - 0.5)}px ${face}`;
+/** A font that is no taller than a token. */
+function labelFont(face: string, scale: number): string {
+  return `${scale < MIN_LABEL_SCALE ? 11 : Math.min(12.5, scale - 0.5)}px ${face}`;
 }
 
-/** The group that holds the first token in view. */
-function lowest(groups: Cluster[], from: number): number {
+/** Binary search for the cluster of the first visible token. */
+function firstVisibleCluster(clusters: Cluster[], from: number): number {
   let low = 0,
-    high = groups.length;
+    high = clusters.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (groups[middle].end <= from) low = middle + 1;
+    if (clusters[middle].end <= from) low = middle + 1;
     else high = middle;
   }
   return low;
 }
 
-/** 1, 2, 5, 10, 20, … at least this. */
-export function nice(least: number): number {
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
-  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least)!;
+/** The smallest of 1, 2, 5, 10, 20, … that is at least `min`. */
+export function roundUpTick(min: number): number {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, min)));
+  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= min)!;
 }

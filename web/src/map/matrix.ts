@@ -1,151 +1,170 @@
-/** Draws a map as a table: who reads in rows, who is read in columns, the claim as hatching over it. */
+/** Draws a map as a matrix: queries in rows, keys in columns, the claimed mask as hatching over it. */
 
-import { pictures } from "./brush.ts";
-import { visible } from "./camera.ts";
-import { claimed, place, type Plot, strays } from "./claim.ts";
-import { axis, type Labels, SMALLEST } from "./labels.ts";
-import type { MapData, Piece } from "./piece.ts";
-import { wantsTiles } from "./tiling.ts";
+import { visibleRegion } from "./camera.ts";
+import { drawClaim, drawOutsideCells, drawTileImage, type PlotLayout } from "./claimOverlay.ts";
+import { type AxisLabels, drawAxis, MIN_LABEL_SCALE } from "./labels.ts";
+import type { MapData, Tile } from "./tile.ts";
+import { tileImages } from "./tileImages.ts";
+import { needsTiles } from "./tiling.ts";
 
-export interface Point {
+export interface CellPosition {
   row: number | null;
   column: number | null;
 }
 
-export interface Scene extends Plot {
+export interface MatrixPlot extends PlotLayout {
   data: MapData;
-  rows: Labels;
-  columns: Labels;
-  claim: boolean;
-  pointed: Point;
-  cuts: readonly number[]; // positions before which a line is drawn
+  rows: AxisLabels;
+  columns: AxisLabels;
+  showClaim: boolean;
+  hovered: CellPosition;
+  boundaries: readonly number[]; // positions before which a line is drawn
 }
 
-export function drawMatrix(context: CanvasRenderingContext2D, scene: Scene): void {
-  const { camera, stage, left, top, ratio, palette } = scene;
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, left + stage.width, top + stage.height);
-  const shown = {
-    width: Math.min(stage.width, (stage.columns - camera.x) * camera.scale),
-    height: Math.min(stage.height, (stage.rows - camera.y) * camera.scale),
+export function drawMatrix(context: CanvasRenderingContext2D, plot: MatrixPlot): void {
+  const { camera, viewport, left, top, pixelRatio, palette } = plot;
+  context.setTransform(pixelRatio, 0, 0, pixelRatio, 0, 0);
+  context.clearRect(0, 0, left + viewport.width, top + viewport.height);
+  const size = {
+    width: Math.min(viewport.width, (viewport.columns - camera.x) * camera.scale),
+    height: Math.min(viewport.height, (viewport.rows - camera.y) * camera.scale),
   };
   context.save();
   context.translate(left, top);
   context.beginPath();
-  context.rect(0, 0, shown.width, shown.height);
+  context.rect(0, 0, size.width, size.height);
   context.clip();
   context.fillStyle = `rgb(${palette.ramp[0]} ${palette.ramp[1]} ${palette.ramp[2]})`;
-  context.fillRect(0, 0, shown.width, shown.height);
-  const pieces = piecesOf(scene);
+  context.fillRect(0, 0, size.width, size.height);
+  const tiles = tilesInView(plot);
   context.imageSmoothingEnabled = false;
-  for (const piece of pieces) place(context, scene, piece, pictures(piece, palette).weights);
-  ruled(context, scene, shown);
-  if (scene.claim) claimed(context, scene, pieces);
-  if (scene.claim) strays(context, scene, pieces);
-  cut(context, scene, shown);
-  crossed(context, scene, shown);
+  for (const tile of tiles) drawTileImage(context, plot, tile, tileImages(tile, palette).weights);
+  drawGridLines(context, plot, size);
+  if (plot.showClaim) drawClaim(context, plot, tiles);
+  if (plot.showClaim) drawOutsideCells(context, plot, tiles);
+  drawBoundaries(context, plot, size);
+  drawCrosshair(context, plot, size);
   context.restore();
   context.strokeStyle = palette.line;
   context.lineWidth = 1;
-  context.strokeRect(left - 0.5, top - 0.5, shown.width + 1, shown.height + 1);
-  labelled(context, scene, shown);
+  context.strokeRect(left - 0.5, top - 0.5, size.width + 1, size.height + 1);
+  drawLabels(context, plot, size);
 }
 
-/** The coarse picture below, tiles over it where tokens are large enough to tell. */
-export function piecesOf({ data, camera, stage, ratio }: Scene): Piece[] {
-  const coarse = data.coarse();
-  const fine = wantsTiles(camera.scale, ratio, data.rows, data.columns) ? data.fine(visible(camera, stage)) : [];
-  return coarse === null ? fine : [coarse, ...fine];
+/** The overview, and over it the tiles if the scale is large enough to show a difference. */
+export function tilesInView({ data, camera, viewport, pixelRatio }: MatrixPlot): Tile[] {
+  const overview = data.overview();
+  const tiles = needsTiles(camera.scale, pixelRatio, data.rows, data.columns)
+    ? data.tiles(visibleRegion(camera, viewport))
+    : [];
+  return overview === null ? tiles : [overview, ...tiles];
 }
 
-function ruled(
+function drawGridLines(
   context: CanvasRenderingContext2D,
-  { camera, stage, palette }: Scene,
-  shown: { width: number; height: number },
+  { camera, viewport, palette }: MatrixPlot,
+  size: { width: number; height: number },
 ): void {
-  if (camera.scale < SMALLEST) return;
-  const see = visible(camera, stage);
+  if (camera.scale < MIN_LABEL_SCALE) return;
+  const region = visibleRegion(camera, viewport);
   context.strokeStyle = palette.paper;
   context.lineWidth = 1;
   context.beginPath();
-  for (let column = see.left; column <= see.right; column++)
-    vertical(context, (column - camera.x) * camera.scale, shown.height);
-  for (let row = see.top; row <= see.bottom; row++) horizontal(context, (row - camera.y) * camera.scale, shown.width);
-  context.stroke();
-}
-
-function cut(
-  context: CanvasRenderingContext2D,
-  { camera, palette, cuts }: Scene,
-  shown: { width: number; height: number },
-): void {
-  context.strokeStyle = palette.ink;
-  context.lineWidth = 1.5;
-  context.beginPath();
-  for (const at of cuts) {
-    vertical(context, (at - camera.x) * camera.scale, shown.height);
-    horizontal(context, (at - camera.y) * camera.scale, shown.width);
+  for (let column = region.left; column <= region.right; column++)
+    addVerticalLine(context, (column - camera.x) * camera.scale, size.height);
+  for (let row = region.top; row <= region.bottom; row++) {
+    addHorizontalLine(context, (row - camera.y) * camera.scale, size.width);
   }
   context.stroke();
 }
 
-/** Bars around the row and the column that are pointed at. */
-function crossed(
+function drawBoundaries(
   context: CanvasRenderingContext2D,
-  { camera, palette, pointed }: Scene,
-  shown: { width: number; height: number },
+  { camera, palette, boundaries }: MatrixPlot,
+  size: { width: number; height: number },
+): void {
+  context.strokeStyle = palette.ink;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  for (const at of boundaries) {
+    addVerticalLine(context, (at - camera.x) * camera.scale, size.height);
+    addHorizontalLine(context, (at - camera.y) * camera.scale, size.width);
+  }
+  context.stroke();
+}
+
+/** Frames around the hovered row and column. */
+function drawCrosshair(
+  context: CanvasRenderingContext2D,
+  { camera, palette, hovered }: MatrixPlot,
+  size: { width: number; height: number },
 ): void {
   context.strokeStyle = palette.accent;
   context.lineWidth = 1.25;
-  const size = Math.max(2, camera.scale);
-  if (pointed.row !== null) context.strokeRect(-2, (pointed.row - camera.y) * camera.scale, shown.width + 4, size);
-  if (pointed.column !== null) context.strokeRect((pointed.column - camera.x) * camera.scale, -2, size, shown.height + 4);
+  const cellSize = Math.max(2, camera.scale);
+  if (hovered.row !== null) {
+    context.strokeRect(-2, (hovered.row - camera.y) * camera.scale, size.width + 4, cellSize);
+  }
+  if (hovered.column !== null) {
+    context.strokeRect((hovered.column - camera.x) * camera.scale, -2, cellSize, size.height + 4);
+  }
 }
 
-function labelled(context: CanvasRenderingContext2D, scene: Scene, shown: { width: number; height: number }): void {
-  const { camera, left, top, palette, pointed } = scene;
+function drawLabels(
+  context: CanvasRenderingContext2D,
+  plot: MatrixPlot,
+  size: { width: number; height: number },
+): void {
+  const { camera, left, top, palette, hovered } = plot;
   context.save();
   context.beginPath();
-  context.rect(0, top - 6, left, shown.height + 12);
+  context.rect(0, top - 6, left, size.height + 12);
   context.clip();
   context.textAlign = "right";
-  axis(
+  drawAxis(
     context,
-    scene.rows,
+    plot.rows,
     palette,
-    { from: camera.y, scale: camera.scale, length: shown.height, size: left, pointed: pointed.row },
-    (at, draw) => moved(context, left - 6, top + at, 0, draw),
+    { from: camera.y, scale: camera.scale, length: size.height, size: left, hovered: hovered.row },
+    (at, draw) => drawTransformed(context, left - 6, top + at, 0, draw),
   );
   context.restore();
   context.save();
   context.beginPath();
-  context.rect(left - 6, 0, shown.width + 12, top);
+  context.rect(left - 6, 0, size.width + 12, top);
   context.clip();
   context.textAlign = "left";
-  axis(
+  const angle = camera.scale < MIN_LABEL_SCALE ? 0 : -Math.PI / 2;
+  drawAxis(
     context,
-    scene.columns,
+    plot.columns,
     palette,
-    { from: camera.x, scale: camera.scale, length: shown.width, size: top, pointed: pointed.column },
-    (at, draw) => moved(context, left + at, top - 6, camera.scale < SMALLEST ? 0 : -Math.PI / 2, draw),
+    { from: camera.x, scale: camera.scale, length: size.width, size: top, hovered: hovered.column },
+    (at, draw) => drawTransformed(context, left + at, top - 6, angle, draw),
   );
   context.restore();
 }
 
-function moved(context: CanvasRenderingContext2D, x: number, y: number, turn: number, draw: () => void): void {
+function drawTransformed(
+  context: CanvasRenderingContext2D,
+  x: number,
+  y: number,
+  angle: number,
+  draw: () => void,
+): void {
   context.save();
   context.translate(x, y);
-  context.rotate(turn);
+  context.rotate(angle);
   draw();
   context.restore();
 }
 
-function vertical(context: CanvasRenderingContext2D, x: number, height: number): void {
+function addVerticalLine(context: CanvasRenderingContext2D, x: number, height: number): void {
   context.moveTo(Math.round(x) - 0.5, 0);
   context.lineTo(Math.round(x) - 0.5, height);
 }
 
-function horizontal(context: CanvasRenderingContext2D, y: number, width: number): void {
+function addHorizontalLine(context: CanvasRenderingContext2D, y: number, width: number): void {
   context.moveTo(0, Math.round(y) - 0.5);
   context.lineTo(width, Math.round(y) - 0.5);
 }

@@ -1,45 +1,52 @@
-/** Which tiles cover what: the arithmetic of large maps. */
+/** The tile grid of large maps. */
 
-import type { Region } from "./piece.ts";
+import type { Region } from "./tile.ts";
 
-export const TILE = 256; // tokens on the side of a tile
-export const OVERVIEW = 512; // cells on the side of the coarse picture of it all
+export const TILE_SIZE = 256; // tokens along each side
+export const OVERVIEW_SIZE = 512; // cells along each side, at most
 
-export interface Corner {
+export interface TileOrigin {
   row: number;
   column: number;
 }
 
-/** Tiles that meet a region, those in its middle first: they are looked at. */
-export function tiles(region: Region, rows: number, columns: number, size: number = TILE): Corner[] {
-  const top = down(Math.max(0, region.top), size),
-    left = down(Math.max(0, region.left), size);
+/** The tiles that overlap a region, those nearest to its centre first. */
+export function tileOrigins(
+  region: Region,
+  rows: number,
+  columns: number,
+  size: number = TILE_SIZE,
+): TileOrigin[] {
+  const top = floorToMultiple(Math.max(0, region.top), size),
+    left = floorToMultiple(Math.max(0, region.left), size);
   const bottom = Math.min(rows, region.bottom),
     right = Math.min(columns, region.right);
-  const out: Corner[] = [];
+  const origins: TileOrigin[] = [];
   for (let row = top; row < bottom; row += size) {
-    for (let column = left; column < right; column += size) out.push({ row, column });
+    for (let column = left; column < right; column += size) origins.push({ row, column });
   }
-  const middle = { row: (region.top + region.bottom - size) / 2, column: (region.left + region.right - size) / 2 };
-  const far = (corner: Corner) => Math.hypot(corner.row - middle.row, corner.column - middle.column);
-  return out.sort((a, b) => far(a) - far(b));
+  const centre = {
+    row: (region.top + region.bottom - size) / 2,
+    column: (region.left + region.right - size) / 2,
+  };
+  const distance = (origin: TileOrigin) => Math.hypot(origin.row - centre.row, origin.column - centre.column);
+  return origins.sort((a, b) => distance(a) - distance(b));
 }
 
-/** The corner of the tile that a token is in. */
-export function corner(row: number, column: number, size: number = TILE): Corner {
-  return { row: down(row, size), column: down(column, size) };
+/** The origin of the tile that contains a cell. */
+export function tileOrigin(row: number, column: number, size: number = TILE_SIZE): TileOrigin {
+  return { row: floorToMultiple(row, size), column: floorToMultiple(column, size) };
 }
 
-/** Does one tile hold all of it? */
-export function single(rows: number, columns: number): boolean {
-  return rows <= TILE && columns <= TILE;
+export function fitsOneTile(rows: number, columns: number): boolean {
+  return rows <= TILE_SIZE && columns <= TILE_SIZE;
 }
 
-/** Are tokens so large on the screen that a coarse picture would show its cells? */
-export function wantsTiles(scale: number, ratio: number, rows: number, columns: number): boolean {
-  return single(rows, columns) || scale * ratio >= 1;
+/** True if the scale is so large that the overview's resolution would be visible. */
+export function needsTiles(scale: number, pixelRatio: number, rows: number, columns: number): boolean {
+  return fitsOneTile(rows, columns) || scale * pixelRatio >= 1;
 }
 
-function down(value: number, size: number): number {
+function floorToMultiple(value: number, size: number): number {
   return Math.floor(value / size) * size;
 }

@@ -1,42 +1,42 @@
-/** The page: what the model is, the tabs, and the view that is open. */
+/** The page: the model's facts, the tabs, and the selected view. */
 
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
-import type { About, Question, View } from "../answers.ts";
-import { useHeld } from "../held.ts";
-import { said, type Source } from "../source/source.ts";
+import type { ModelInfo, Question, View } from "../api.ts";
+import { useStore } from "../store.ts";
+import { errorMessage, type Transport } from "../transport/transport.ts";
 import { AttentionView } from "../views/attention/view.tsx";
 import { DecodingView } from "../views/decoding/view.tsx";
 import { LeaksView } from "../views/leaks/view.tsx";
 import { MasksView } from "../views/masks/view.tsx";
 import { TrainingView } from "../views/training/view.tsx";
-import { type Page, PageContext } from "./given.ts";
-import { KeySheet, writing } from "./keys.tsx";
-import type { Place } from "./place.ts";
+import { ExplorerContext, type ExplorerContextValue } from "./hooks.ts";
+import { isTyping, ShortcutDialog } from "./shortcuts.tsx";
 import { Tabs } from "./tabs.tsx";
-import type { Themed } from "./theme.ts";
+import type { ThemeController } from "./theme.ts";
+import type { UrlState } from "./urlState.ts";
 
-const VIEWS: Record<View, { draw: () => preact.JSX.Element; needs: Question[] }> = {
-  attention: { draw: AttentionView, needs: ["attention"] },
-  decoding: { draw: DecodingView, needs: ["next", "beam"] },
-  masks: { draw: MasksView, needs: ["mask"] },
-  leaks: { draw: LeaksView, needs: ["leaks", "unmasked"] },
-  training: { draw: TrainingView, needs: ["runs", "compare"] },
+const VIEWS: Record<View, { component: () => preact.JSX.Element; questions: Question[] }> = {
+  attention: { component: AttentionView, questions: ["attention"] },
+  decoding: { component: DecodingView, questions: ["next_token", "beam"] },
+  masks: { component: MasksView, questions: ["mask"] },
+  leaks: { component: LeaksView, questions: ["audit", "unmasked"] },
+  training: { component: TrainingView, questions: ["runs", "compare"] },
 };
 
 interface Props {
-  source: Source;
-  place: Place;
-  themed: Themed;
-  keys: EventTarget; // where keys are heard: the whole window, or in a notebook the page alone
+  transport: Transport;
+  urlState: UrlState;
+  theme: ThemeController;
+  keyTarget: EventTarget; // receives key events: the document, or in a notebook the explorer's element
 }
 
-export function App({ source, place, themed, keys }: Props) {
-  const [about, setAbout] = useState<About | null>(null);
+export function App({ transport, urlState, theme, keyTarget }: Props) {
+  const [modelInfo, setModelInfo] = useState<ModelInfo | null>(null);
   const [error, setError] = useState("");
 
   useEffect(() => {
-    source.ask("about", {}).then(setAbout, (wrong: unknown) => setError(said(wrong)));
-  }, [source]);
+    transport.ask("model_info", {}).then(setModelInfo, (reason: unknown) => setError(errorMessage(reason)));
+  }, [transport]);
 
   return (
     <>
@@ -45,86 +45,110 @@ export function App({ source, place, themed, keys }: Props) {
           {error}
         </p>
       )}
-      {about === null && error === "" && <p class="quiet loading">Asking the model who it is …</p>}
-      {about !== null && <Opened {...{ source, place, themed, keys, about }} />}
+      {modelInfo === null && error === "" && <p class="muted loading">Loading model …</p>}
+      {modelInfo !== null && <LoadedApp {...{ transport, urlState, theme, keyTarget, modelInfo }} />}
     </>
   );
 }
 
-function Opened({ source, place, themed, keys, about }: Props & { about: About }) {
-  const words = useHeld(place.words);
-  const [sheet, setSheet] = useState(false);
-  const palette = useHeld(themed.palette);
+function LoadedApp({ transport, urlState, theme, keyTarget, modelInfo }: Props & { modelInfo: ModelInfo }) {
+  const urlParams = useStore(urlState.params);
+  const [showShortcuts, setShowShortcuts] = useState(false);
+  const palette = useStore(theme.palette);
   const views = useMemo(
     () =>
       (Object.keys(VIEWS) as View[]).filter(
-        (view) => about.views.includes(view) && VIEWS[view].needs.some((name) => source.can(name)),
+        (view) =>
+          modelInfo.views.includes(view) &&
+          VIEWS[view].questions.some((question) => transport.supports(question)),
       ),
-    [about, source],
+    [modelInfo, transport],
   );
-  const view = views.find((name) => name === words.view) ?? views[0];
-  const go = useCallback((name: View) => place.say({ view: name === views[0] ? null : name }, true), [place, views]);
-  const page = useMemo<Page>(() => ({ source, about, place, themed }), [source, about, place, themed]);
+  const view = views.find((name) => name === urlParams.view) ?? views[0];
+  const selectView = useCallback(
+    (name: View) => urlState.update({ view: name === views[0] ? null : name }, true),
+    [urlState, views],
+  );
+  const context = useMemo<ExplorerContextValue>(
+    () => ({ transport, modelInfo, urlState, theme }),
+    [transport, modelInfo, urlState, theme],
+  );
 
   useEffect(() => {
-    const hear = (event: Event) => {
-      const pressed = event as KeyboardEvent;
-      if (pressed.defaultPrevented || writing(pressed)) return;
-      const number = Number(pressed.key);
-      if (number >= 1 && number <= views.length) go(views[number - 1]);
-      else if (pressed.key === "?") setSheet((open) => !open);
-      else if (pressed.key === "d") themed.turn();
+    const onKeyDown = (event: Event) => {
+      const keyEvent = event as KeyboardEvent;
+      if (keyEvent.defaultPrevented || isTyping(keyEvent)) return;
+      const number = Number(keyEvent.key);
+      if (number >= 1 && number <= views.length) selectView(views[number - 1]);
+      else if (keyEvent.key === "?") setShowShortcuts((open) => !open);
+      else if (keyEvent.key === "d") theme.toggle();
       else return;
-      pressed.preventDefault();
+      keyEvent.preventDefault();
     };
-    keys.addEventListener("keydown", hear);
-    return () => keys.removeEventListener("keydown", hear);
-  }, [keys, views, go, themed]);
+    keyTarget.addEventListener("keydown", onKeyDown);
+    return () => keyTarget.removeEventListener("keydown", onKeyDown);
+  }, [keyTarget, views, selectView, theme]);
 
   useEffect(() => {
-    if (keys === document && about.name !== "") document.title = `${about.name} – keepleft explorer`;
-  }, [keys, about]);
+    if (keyTarget === document && modelInfo.name !== "") {
+      document.title = `${modelInfo.name} – keepleft explorer`;
+    }
+  }, [keyTarget, modelInfo]);
 
-  const Draw = view === undefined ? null : VIEWS[view].draw;
+  const ViewComponent = view === undefined ? null : VIEWS[view].component;
   return (
-    <PageContext.Provider value={page}>
+    <ExplorerContext.Provider value={context}>
       <header class="top">
-        <div class="who">
-          <strong class="mark">keepleft</strong>
-          <span class="model">{about.name}</span>
-          <span class="quiet facts">
-            {facts(about).map((fact) => (
+        <div class="model-header">
+          <strong class="brand">keepleft</strong>
+          <span class="model">{modelInfo.name}</span>
+          <span class="muted facts">
+            {modelFacts(modelInfo).map((fact) => (
               <span key={fact}>{fact}</span>
             ))}
           </span>
         </div>
-        <div class="tools">
-          <button type="button" class="icon" onClick={() => themed.turn()} aria-label="Dark or light" title="Dark or light (d)">
-            {themed.theme() === "dark" && palette ? "☀" : "☾"}
+        <div class="toolbar">
+          <button
+            type="button"
+            class="icon"
+            onClick={() => theme.toggle()}
+            aria-label="Toggle dark theme"
+            title="Toggle dark theme (d)"
+          >
+            {theme.current() === "dark" && palette ? "☀" : "☾"}
           </button>
-          <button type="button" class="icon" onClick={() => setSheet(true)} aria-label="Keys" title="Keys (?)">
+          <button
+            type="button"
+            class="icon"
+            onClick={() => setShowShortcuts(true)}
+            aria-label="Keyboard shortcuts"
+            title="Keyboard shortcuts (?)"
+          >
             ?
           </button>
         </div>
       </header>
-      <Tabs views={views} view={view} go={go} />
+      <Tabs views={views} view={view} onSelect={selectView} />
       <main>
         <div class="view" id="keepleft-panel" role="tabpanel" aria-labelledby={`keepleft-tab-${view}`}>
-          {Draw === null ? <p class="quiet">There is nothing to show here.</p> : <Draw key={view} />}
+          {ViewComponent === null ? <p class="muted">Nothing to show.</p> : <ViewComponent key={view} />}
         </div>
       </main>
-      <KeySheet open={sheet} close={() => setSheet(false)} />
-    </PageContext.Provider>
+      <ShortcutDialog open={showShortcuts} onClose={() => setShowShortcuts(false)} />
+    </ExplorerContext.Provider>
   );
 }
 
-function facts(about: About): string[] {
-  const words = [
-    about.family,
-    `${about.parameters.toLocaleString("en")} weights`,
-    `width ${about.dim}`,
-    `${about.vocab.toLocaleString("en")} tokens known`,
+function modelFacts(info: ModelInfo): string[] {
+  const facts = [
+    info.family,
+    `${info.parameters.toLocaleString("en")} parameters`,
+    `hidden size ${info.dim}`,
+    `vocabulary size ${info.vocab_size.toLocaleString("en")}`,
   ];
-  if (about.longest !== null) words.push(`at most ${about.longest.toLocaleString("en")} at a time`);
-  return words;
+  if (info.max_positions !== null) {
+    facts.push(`max sequence length ${info.max_positions.toLocaleString("en")}`);
+  }
+  return facts;
 }

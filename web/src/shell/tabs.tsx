@@ -1,9 +1,9 @@
-/** The five views, as tabs. */
+/** The views, as tabs. */
 
 import { useEffect, useRef } from "preact/hooks";
-import type { View } from "../answers.ts";
+import type { View } from "../api.ts";
 
-export const NAMES: Record<View, string> = {
+export const VIEW_TITLES: Record<View, string> = {
   attention: "Attention",
   decoding: "Decoding",
   masks: "Masks",
@@ -14,16 +14,17 @@ export const NAMES: Record<View, string> = {
 interface Props {
   views: View[];
   view: View;
-  go(view: View): void;
+  onSelect(view: View): void;
 }
 
-export function Tabs({ views, view, go }: Props) {
+export function Tabs({ views, view, onSelect }: Props) {
   const list = useRef<HTMLDivElement>(null);
   useEffect(() => {
-    const shown = list.current!.querySelector<HTMLElement>("[aria-selected=true]");
-    if (shown !== null) list.current!.scrollLeft = shown.offsetLeft - list.current!.offsetLeft - 40;
+    const selectedTab = list.current!.querySelector<HTMLElement>("[aria-selected=true]");
+    if (selectedTab === null) return;
+    list.current!.scrollLeft = selectedTab.offsetLeft - list.current!.offsetLeft - 40;
   }, [view]);
-  const step = (event: KeyboardEvent) => {
+  const onKeyDown = (event: KeyboardEvent) => {
     const moves: Record<string, number> = {
       ArrowLeft: -1,
       ArrowRight: 1,
@@ -32,12 +33,12 @@ export function Tabs({ views, view, go }: Props) {
     };
     if (!(event.key in moves)) return;
     const next = (views.indexOf(view) + moves[event.key] + views.length) % views.length;
-    go(views[next]);
+    onSelect(views[next]);
     list.current!.querySelectorAll<HTMLElement>("[role=tab]")[next].focus();
     event.preventDefault();
   };
   return (
-    <div ref={list} class="tabs" role="tablist" aria-label="Views" onKeyDown={step}>
+    <div ref={list} class="tabs" role="tablist" aria-label="Views" onKeyDown={onKeyDown}>
       {views.map((name, n) => (
         <button
           type="button"
@@ -47,10 +48,10 @@ export function Tabs({ views, view, go }: Props) {
           aria-selected={name === view}
           tabIndex={name === view ? 0 : -1}
           aria-keyshortcuts={String(n + 1)}
-          onClick={() => go(name)}
+          onClick={() => onSelect(name)}
         >
-          {NAMES[name]}
-          <span class="digit" aria-hidden="true">
+          {VIEW_TITLES[name]}
+          <span class="tab-number" aria-hidden="true">
             {n + 1}
           </span>
         </button>

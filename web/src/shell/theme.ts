@@ -1,72 +1,72 @@
-/** Light or dark: as the system has it, unless the reader has said otherwise. */
+/** The light or dark theme: the system's, unless the user has chosen one. */
 
-import type { Palette } from "../map/brush.ts";
-import { ramp, type Theme } from "../colour.ts";
-import { Held } from "../held.ts";
+import { colourRamp, type Theme } from "../colour.ts";
+import type { Palette } from "../map/tileImages.ts";
+import { Store } from "../store.ts";
 
-export type Wish = "system" | "light" | "dark";
+export type ThemePreference = "system" | "light" | "dark";
 
-const KEPT = "keepleft-theme";
-const RAMPS: Record<Theme, Uint8ClampedArray> = { light: ramp("light"), dark: ramp("dark") };
+const STORAGE_KEY = "keepleft-theme";
+const RAMPS: Record<Theme, Uint8ClampedArray> = { light: colourRamp("light"), dark: colourRamp("dark") };
 
-export class Themed {
-  readonly wish = new Held<Wish>("system");
-  readonly palette: Held<Palette>;
+export class ThemeController {
+  readonly preference = new Store<ThemePreference>("system");
+  readonly palette: Store<Palette>;
   private readonly system = window.matchMedia("(prefers-color-scheme: dark)");
 
   constructor(private readonly root: HTMLElement) {
-    this.wish.set(remembered());
+    this.preference.set(storedPreference());
     this.system.addEventListener("change", this.apply);
-    this.wish.listen(this.apply);
-    root.dataset.theme = this.theme();
-    this.palette = new Held(paletteOf(root, this.theme()));
+    this.preference.subscribe(this.apply);
+    root.dataset.theme = this.current();
+    this.palette = new Store(readPalette(root, this.current()));
   }
 
-  end(): void {
+  dispose(): void {
     this.system.removeEventListener("change", this.apply);
   }
 
-  theme(): Theme {
-    const wish = this.wish.get();
-    return wish === "system" ? (this.system.matches ? "dark" : "light") : wish;
+  current(): Theme {
+    const preference = this.preference.get();
+    return preference === "system" ? (this.system.matches ? "dark" : "light") : preference;
   }
 
-  turn(): void {
-    const next = this.theme() === "dark" ? "light" : "dark";
-    this.wish.set(next);
+  toggle(): void {
+    const next = this.current() === "dark" ? "light" : "dark";
+    this.preference.set(next);
     try {
-      localStorage.setItem(KEPT, next);
+      localStorage.setItem(STORAGE_KEY, next);
     } catch {
-      // Then it is forgotten with the page.
+      // Without storage the choice is lost with the page.
     }
   }
 
   private readonly apply = (): void => {
-    this.root.dataset.theme = this.theme();
-    this.palette.set(paletteOf(this.root, this.theme()));
+    this.root.dataset.theme = this.current();
+    this.palette.set(readPalette(this.root, this.current()));
   };
 }
 
-/** The colours of the style sheet, for what is drawn on a canvas. */
-function paletteOf(root: HTMLElement, theme: Theme): Palette {
+/** The colours of the style sheet, for drawing on a canvas. */
+function readPalette(root: HTMLElement, theme: Theme): Palette {
   const style = getComputedStyle(root);
-  const named = (name: string) => style.getPropertyValue(name).trim();
+  const cssVariable = (name: string) => style.getPropertyValue(name).trim();
   return {
     ramp: RAMPS[theme],
-    ink: named("--ink"),
-    soft: named("--soft"),
-    line: named("--line"),
-    paper: named("--card"),
-    accent: named("--accent"),
-    alert: named("--alert"),
-    font: named("--face"),
+    ink: cssVariable("--ink"),
+    soft: cssVariable("--soft"),
+    line: cssVariable("--line"),
+    paper: cssVariable("--card"),
+    accent: cssVariable("--accent"),
+    alert: cssVariable("--alert"),
+    font: cssVariable("--font"),
   };
 }
 
-function remembered(): Wish {
+function storedPreference(): ThemePreference {
   try {
-    const kept = localStorage.getItem(KEPT);
-    return kept === "light" || kept === "dark" ? kept : "system";
+    const stored = localStorage.getItem(STORAGE_KEY);
+    return stored === "light" || stored === "dark" ? stored : "system";
   } catch {
     return "system";
   }

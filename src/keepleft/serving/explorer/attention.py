@@ -60,7 +60,7 @@ def attention(explorer: Explorer, params: Params) -> dict[str, Any]:
             }
             for name, layers in read_text.attentions.items()
         ],
-        "shortened": "; ".join(notes) or None,
+        "truncated": "; ".join(notes) or None,
     }
 
 
@@ -88,7 +88,7 @@ def token_attention(explorer: Explorer, params: Params) -> dict[str, Any]:
     return attention_tiles.token_row(explorer.text_cache[params.text("key")], params)
 
 
-def summary(explorer: Explorer, params: Params) -> dict[str, Any]:
+def layer_head_stats(explorer: Explorer, params: Params) -> dict[str, Any]:
     return head_stats.head_stats(explorer.text_cache[params.text("key")], params)
 
 
@@ -116,7 +116,7 @@ def alignment(explorer: Explorer, params: Params) -> dict[str, Any]:
     )
     return {
         "source": display.describe_source(source_tokens),
-        "written": display.describe(tokens, display.start_tokens),
+        "target": display.describe(tokens, display.start_tokens),
         "weights_u8": wire.sqrt_u8(weights),
         "rows": len(tokens),
         "columns": len(source_tokens),

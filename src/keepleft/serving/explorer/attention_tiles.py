@@ -66,26 +66,26 @@ class AttentionMap:
 
 
 def overview(read_text: ReadText, params: Params) -> dict[str, Any]:
-    """The map in at most `size` cells along each side; a cell is the largest of step × step weights."""
+    """The map in at most `size` cells along each side; a cell is a maximum over weights."""
     attention_map = AttentionMap(read_text, params)
     size = params.integer("size", 1, MAX_OVERVIEW_CELLS)
     rows, columns = attention_map.layer.rows, attention_map.layer.columns
-    step = -(-max(rows, columns) // size)
-    num_cells = (-(-rows // step), -(-columns // step))
+    cell_size = -(-max(rows, columns) // size)
+    num_cells = (-(-rows // cell_size), -(-columns // cell_size))
     cells = torch.zeros(num_cells)
     claim = torch.zeros(num_cells, dtype=torch.bool)
-    for begin, end, weights in attention_map.strips(max(1, STRIP_HEIGHT // step) * step):
-        cell_slice = slice(begin // step, -(-end // step))
-        part = _max_pool(weights, step).float().cpu()
+    for begin, end, weights in attention_map.strips(max(1, STRIP_HEIGHT // cell_size) * cell_size):
+        cell_slice = slice(begin // cell_size, -(-end // cell_size))
+        part = _max_pool(weights, cell_size).float().cpu()
         cells[cell_slice, : part.shape[1]] = part
-        claim[cell_slice] = _max_pool(attention_map.claimed_table(torch.arange(begin, end)), step).cpu()
+        claim[cell_slice] = _max_pool(attention_map.claimed_table(torch.arange(begin, end)), cell_size).cpu()
     max_weight = float(cells.max())
     return {
         "rows": rows,
         "columns": columns,
-        "step": step,
+        "cell_size": cell_size,
         "map_u8": wire.sqrt_u8(cells, max_weight),
-        "top": max_weight,
+        "max_weight": max_weight,
         "claim_bits": wire.bits(claim),
     }
 
@@ -110,9 +110,9 @@ def tile(read_text: ReadText, params: Params) -> dict[str, Any]:
 
 
 def token_row(read_text: ReadText, params: Params) -> dict[str, Any]:
-    """What a token attends to, or with `by`, which tokens attend to it."""
+    """What a token attends to, or with `incoming`, which tokens attend to it."""
     attention_map = AttentionMap(read_text, params)
-    if not params.flag("by", False):
+    if not params.flag("incoming", False):
         token = params.integer("token", 0, attention_map.layer.rows - 1)
         return {"weights_f32": wire.f32(attention_map.row_weights(torch.tensor([token]))[0])}
     token = params.integer("token", 0, attention_map.layer.columns - 1)
@@ -124,11 +124,11 @@ def token_row(read_text: ReadText, params: Params) -> dict[str, Any]:
     return {"weights_f32": wire.f32(torch.cat(incoming))}
 
 
-def _max_pool(table: Tensor, step: int) -> Tensor:
-    """The maximum of each step × step square; squares at the edges may be smaller."""
-    if step == 1:
+def _max_pool(table: Tensor, size: int) -> Tensor:
+    """The maximum of each size × size square; squares at the edges may be smaller."""
+    if size == 1:
         return table
     rows, columns = table.shape
-    padded = F.pad(table, (0, -columns % step, 0, -rows % step))
-    row_max = padded.view(-1, step, padded.shape[1]).amax(1)  # over rows first: they are contiguous
-    return row_max.unflatten(1, (-1, step)).amax(2)
+    padded = F.pad(table, (0, -columns % size, 0, -rows % size))
+    row_max = padded.view(-1, size, padded.shape[1]).amax(1)  # over rows first: they are contiguous
+    return row_max.unflatten(1, (-1, size)).amax(2)

@@ -16,21 +16,21 @@ from keepleft.serving.explorer.params import Params
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-MAX_BEAM_WIDTH = 16
+MAX_NUM_BEAMS = 16
 
 
 def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
     """Run a beam search: its tree, the finished hypotheses, and the best one."""
     display, model = explorer.require_generative("beam"), explorer.generator.model
     prompt_tokens = display.encode_prompt(explorer.input_text(params))
-    width = params.integer("width", 1, MAX_BEAM_WIDTH)
+    num_beams = params.integer("num_beams", 1, MAX_NUM_BEAMS)
     length_penalty = params.number("length_penalty", -10, 10, 1.0)
     options = resolve_options(
         model,
         None,
         {
-            "num_beams": max(2, width),
-            "max_new_tokens": params.integer("limit", 1, MAX_NEW_TOKENS),
+            "num_beams": max(2, num_beams),
+            "max_new_tokens": params.integer("max_new_tokens", 1, MAX_NEW_TOKENS),
             "length_penalty": length_penalty,
             "early_stopping": params.flag("early_stopping", False),
             "do_sample": False,
@@ -45,7 +45,7 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
     explorer.check_length([*context, 0])
     strategy = make_strategy(explorer.generator.tokenizer, options, batch)
     assert isinstance(strategy, Beam)
-    strategy = replace(strategy, width=width, num_sequences=width)
+    strategy = replace(strategy, width=num_beams, num_sequences=num_beams)
     history: list[Any] = list(decode_steps(model, batch, strategy, options))
     results = strategy.results(history[-1])[0]
     finished = [
@@ -63,9 +63,9 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
 def _tree(
     explorer: Explorer, history: list[Any], context: list[int], length_penalty: float
 ) -> list[list[dict[str, Any]]]:
-    """The nodes of each step. `total`: log-probability of the hypothesis; `score`: that of its last token."""
+    """The nodes of each step, each with the log-probability of its token and of the hypothesis (`score`)."""
     levels: list[list[dict[str, Any]]] = []
-    positions: dict[NodeKey, tuple[int, float]] = {}  # of each node: its index in its step, and its total
+    positions: dict[NodeKey, tuple[int, float]] = {}  # of each node: its index in its step, and its score
     all_nodes = beam_nodes(history)
     for step in range(1, max(len(node.tokens) for node in all_nodes) + 1):
         step_nodes = sorted(
@@ -73,7 +73,7 @@ def _tree(
             key=lambda node: (not node.best, not node.survives, node.finished, -node.score),
         )
         parents = [positions.get(node.parent, (-1, 0.0)) for node in step_nodes]
-        for n, node in enumerate(step_nodes):  # a finished one is ranked by total / length ** penalty
+        for n, node in enumerate(step_nodes):  # a finished one is ranked by score / length ** penalty
             positions[node.key] = (n, node.score * step**length_penalty if node.finished else node.score)
         first_id = sum(map(len, levels))
         levels.append(
@@ -84,13 +84,13 @@ def _tree(
                     "token": explorer.display_tokenizer.describe_candidates(
                         [*context, *node.tokens[:-1]], node.tokens[-1:]
                     )[0],
-                    "score": positions[node.key][1] - total,
-                    "total": positions[node.key][1],
-                    "ended": node.finished,
-                    "kept": node.survives,
+                    "logprob": positions[node.key][1] - parent_score,
+                    "score": positions[node.key][1],
+                    "finished": node.finished,
+                    "survives": node.survives,
                     "best": node.best,
                 }
-                for n, (node, (parent, total)) in enumerate(zip(step_nodes, parents, strict=True))
+                for n, (node, (parent, parent_score)) in enumerate(zip(step_nodes, parents, strict=True))
             ]
         )
     return levels

@@ -91,7 +91,7 @@ class ContinueStrategy:
 
 def continue_text(explorer: Explorer, params: Params) -> dict[str, Any]:
     """The next tokens of a text, with their log-probabilities."""
-    display = explorer.require_generative("write")
+    display = explorer.require_generative("continue_text")
     prompt_tokens = display.encode_prompt(explorer.input_text(params))
     tokens = explorer.new_tokens(params)
     context = display.start_tokens if explorer.generator.is_encoder_decoder else prompt_tokens
@@ -101,12 +101,12 @@ def continue_text(explorer: Explorer, params: Params) -> dict[str, Any]:
         prompt_tokens,
         tokens,
         parse_options(params.object("options", OPTION_NAMES)),
-        params.integer("limit", 1, MAX_NEW_TOKENS),
+        params.integer("max_new_tokens", 1, MAX_NEW_TOKENS),
     )
     return {
         "tokens": display.describe(new_tokens, [*context, *tokens]),
         "logprobs": logprobs,
-        "ended": bool(new_tokens) and new_tokens[-1] in display.options.eos_ids,
+        "finished": bool(new_tokens) and new_tokens[-1] in display.options.eos_ids,
     }
 
 

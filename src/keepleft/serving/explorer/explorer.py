@@ -171,22 +171,24 @@ class Explorer:
 
 
 QUESTIONS: dict[str, Question] = {
-    "about": Question(model_info.model_info),
+    "model_info": Question(model_info.model_info),
     "attention": Question(attention.attention, "text source"),
     "overview": Question(attention.overview, "key name layer head size"),
     "tile": Question(attention.tile, "key name layer head row column size"),
-    "reads": Question(attention.token_attention, "key name layer head token by"),
-    "summary": Question(attention.summary, "key name layer"),
-    "next": Question(next_token.next_token, "text source tokens unmasked"),
-    "spell": Question(describe_tokens, "ids before"),
+    "token_attention": Question(attention.token_attention, "key name layer head token incoming"),
+    "head_stats": Question(attention.layer_head_stats, "key name layer"),
+    "next_token": Question(next_token.next_token, "text source tokens unmasked"),
+    "token_texts": Question(describe_tokens, "ids context"),
     "vocabulary": Question(vocabulary),
-    "write": Question(continue_text.continue_text, "text source tokens options limit"),
-    "beam": Question(beam_tree.beam_tree, "text source width limit length_penalty early_stopping"),
+    "continue_text": Question(continue_text.continue_text, "text source tokens options max_new_tokens"),
+    "beam": Question(
+        beam_tree.beam_tree, "text source num_beams max_new_tokens length_penalty early_stopping"
+    ),
     "alignment": Question(attention.alignment, "source tokens layer head"),
     "mask": Question(masks.mask, "expression length padding packing"),
-    "leaks": Question(audit.audit_status, "wait"),
+    "audit": Question(audit.audit_status, "wait"),
     "unmasked": Question(unmasked.compare_unmasked, "text source"),
     "runs": Question(run_log.list_runs),
-    "run": Question(run_log.run_metrics, "name after"),
+    "run": Question(run_log.run_metrics, "name from_line"),
     "compare": Question(run_log.compare),
 }

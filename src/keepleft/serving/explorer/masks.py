@@ -32,7 +32,7 @@ def mask(explorer: Explorer, params: Params) -> dict[str, Any]:
     visible = grid.table(parsed_mask, batch=1, heads=1, device=torch.device("cpu"))[0, 0]
     return {
         "mask": str(parsed_mask),
-        "seen_bits": wire.bits(visible),
+        "visible_bits": wire.bits(visible),
         "rows": length,
         "columns": length,
         "faults": _faults(parsed_mask, int(positions.max()) + 1),
@@ -85,10 +85,10 @@ def _faults(parsed_mask: Mask, length: int) -> list[str]:
 def _cost(parsed_mask: Mask, visible: Tensor, segments: Tensor) -> dict[str, Any]:
     length, num_visible = len(visible), int(visible.sum())
     return {
-        "seen": num_visible,
-        "all": visible.numel(),
-        "share": num_visible / visible.numel(),
-        "words": _kernel_note(parsed_mask, length, segments),
+        "visible": num_visible,
+        "total": visible.numel(),
+        "fraction": num_visible / visible.numel(),
+        "note": _kernel_note(parsed_mask, length, segments),
     }
 
 

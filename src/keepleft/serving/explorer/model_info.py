@@ -31,8 +31,8 @@ def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
         "family": "-".join(side for side in ("encoder", "decoder") if getattr(design, side)),
         "parameters": count_parameters(design),
         "dim": design.dim,
-        "vocab": design.vocab,
-        "longest": design.max_positions,
+        "vocab_size": design.vocab,
+        "max_positions": design.max_positions,
         "attentions": [
             {
                 "name": name,

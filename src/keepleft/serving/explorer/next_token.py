@@ -65,7 +65,7 @@ class IncrementalScorer:
 
 def next_token(explorer: Explorer, params: Params) -> dict[str, Any]:
     """Logits of the next token, with the causal mask or without it."""
-    display = explorer.require_generative("next")
+    display = explorer.require_generative("next_token")
     prompt_tokens = display.encode_prompt(explorer.input_text(params))
     tokens = explorer.new_tokens(params)
     scorer = explorer.unmasked_scorer if params.flag("unmasked", False) else explorer.scorer
@@ -77,10 +77,10 @@ def next_token(explorer: Explorer, params: Params) -> dict[str, Any]:
         "prompt": (
             display.describe_source(prompt_tokens) if is_encoder_decoder else display.describe(prompt_tokens)
         ),
-        "written": display.describe(tokens, display.start_tokens if is_encoder_decoder else prompt_tokens),
-        "scores_f32": wire.f32(logits),
-        "ends": list(options.eos_ids),
-        "start": display.start_tokens[0] if is_encoder_decoder else -1,
+        "new_tokens": display.describe(tokens, display.start_tokens if is_encoder_decoder else prompt_tokens),
+        "logits_f32": wire.f32(logits),
+        "eos_ids": list(options.eos_ids),
+        "decoder_start_token_id": display.start_tokens[0] if is_encoder_decoder else -1,
     }
 
 

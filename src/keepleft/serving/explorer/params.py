@@ -15,7 +15,7 @@ _MISSING: Any = object()
 class ExpiredError(ValueError):
     """The key names a text that is no longer cached: ask for its attention again."""
 
-    code = "forgotten"
+    code = "expired"
 
 
 def error_payload(error: Exception) -> dict[str, Any]:

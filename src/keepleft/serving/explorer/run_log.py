@@ -72,34 +72,34 @@ class RunFolder:
             for name, run_folder in self.find_runs().items()
         ]
 
-    def read_lines(self, name: str, after: int) -> dict[str, Any]:
-        """The metrics after the first `after` lines; an incomplete last line is left for later."""
+    def read_lines(self, name: str, from_line: int) -> dict[str, Any]:
+        """The metrics from a line on; an incomplete last line is left for later."""
         runs = self.find_runs()
         if name not in runs:
             raise ValueError(
                 f"there is no run called {name[:60]!r}: "
                 + (f"there are {', '.join(list(runs)[:8])}" if runs else "the folder of runs is empty")
             )
-        lines, begin, end = self._read_from(name, runs[name] / METRICS_FILE, after)
-        config = _read_head(runs[name] / CONFIG_FILE) if after == 0 else ""
+        lines, begin, end = self._read_from(name, runs[name] / METRICS_FILE, from_line)
+        config = _read_head(runs[name] / CONFIG_FILE) if from_line == 0 else ""
         last = lines[-1] if lines else _last_record(runs[name])  # "tired": stopped early
         return {
             "lines": lines,
-            "from": begin,
-            "next": end,
+            "first_line": begin,
+            "next_line": end,
             "config": config,
-            "ended": bool(last.get("last") or last.get("tired")) if last else False,
+            "finished": bool(last.get("last") or last.get("tired")) if last else False,
         }
 
-    def _read_from(self, name: str, path: Path, after: int) -> tuple[list[dict[str, Any]], int, int]:
+    def _read_from(self, name: str, path: Path, from_line: int) -> tuple[list[dict[str, Any]], int, int]:
         """The records, and the numbers of the first line and of the one after the last."""
         if not _is_regular_file(path):
             return [], 0, 0
         with path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             cursor = self.cursors.get(name)
-            if cursor is None or cursor.inode != inode or cursor.line != after or not cursor.seek(file):
-                cursor = _skip_lines(file, inode, after)
+            if cursor is None or cursor.inode != inode or cursor.line != from_line or not cursor.seek(file):
+                cursor = _skip_lines(file, inode, from_line)
             begin = cursor.line
             line = cursor.line
             offset = cursor.offset
@@ -114,14 +114,14 @@ class RunFolder:
         return [record for record in records if record], begin, line
 
 
-def _skip_lines(file: BinaryIO, inode: int, after: int) -> FileCursor:
-    """The position after the first `after` lines; the start if there are fewer: the file was rewritten."""
+def _skip_lines(file: BinaryIO, inode: int, from_line: int) -> FileCursor:
+    """The start of line `from_line`; of the file if there are fewer lines: it was rewritten."""
     file.seek(0)
-    for _ in range(after):
+    for _ in range(from_line):
         if not file.readline().endswith(b"\n"):
             file.seek(0)
             return FileCursor(inode, 0, 0)
-    return FileCursor(inode, after, file.tell())
+    return FileCursor(inode, from_line, file.tell())
 
 
 def list_runs(explorer: Explorer, params: Params) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def list_runs(explorer: Explorer, params: Params) -> dict[str, Any]:
 def run_metrics(explorer: Explorer, params: Params) -> dict[str, Any]:
     """The new metrics of one run, and its configuration."""
     return explorer.run_folder.read_lines(
-        params.text("name", max_characters=300), params.integer("after", 0, 1 << 40, 0)
+        params.text("name", max_characters=300), params.integer("from_line", 0, 1 << 40, 0)
     )
 
 

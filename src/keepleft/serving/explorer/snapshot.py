@@ -28,7 +28,7 @@ EXAMPLE_MASKS = (  # those that the page offers, as in web/src/views/masks/examp
     "~causal",
 )
 
-SnapshotEntry = dict[str, Any]  # with the keys question, given (its parameters) and answer
+SnapshotEntry = dict[str, Any]  # with the keys question, params and answer
 
 
 class SnapshotBuilder:
@@ -50,7 +50,7 @@ class SnapshotBuilder:
             answer = {**self.explorer.ask(question, params), **overrides}
         except ValueError:
             return None
-        entry = {"question": question, "given": dict(params), "answer": answer}
+        entry = {"question": question, "params": dict(params), "answer": answer}
         size = len(json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode())
         if size > self.bytes_left:
             return None
@@ -82,7 +82,7 @@ def build_snapshot(
     texts = _resolve_texts(explorer, text, source)
     explorer.ask("attention", texts)  # raises if something is wrong with the text
     builder = SnapshotBuilder(explorer, max_bytes, on_progress)
-    builder.ask("about", {}, example=texts, views=selected)
+    builder.ask("model_info", {}, example=texts, views=selected)
     attention_answer = builder.ask("attention", texts) if "attention" in selected else None
     if attention_answer is not None:
         _add_overviews(builder, attention_answer)
@@ -97,12 +97,12 @@ def build_snapshot(
     if "leaks" in selected:
         explorer.audit.start()
         explorer.audit.wait(None)
-        builder.ask("leaks", {"wait": False})
+        builder.ask("audit", {"wait": False})
         builder.ask("unmasked", texts)
     if "training" in selected:
         for run in (builder.ask("runs", {}) or {"runs": []})["runs"][:MAX_RUNS]:
             # a static page polls for no more
-            builder.ask("run", {"name": run["name"], "after": 0}, ended=True)
+            builder.ask("run", {"name": run["name"], "from_line": 0}, finished=True)
         builder.ask("compare", {})
     if attention_answer is not None:
         _add_all_maps(builder, attention_answer)
@@ -123,7 +123,7 @@ def _add_overviews(builder: SnapshotBuilder, answer: Answer) -> None:
     """Of each attention: head statistics and mean map of each layer, and a thumbnail of every head."""
     for attention in answer["attentions"]:
         for layer in range(attention["layers"]):
-            builder.ask("summary", {"key": answer["key"], "name": attention["name"], "layer": layer})
+            builder.ask("head_stats", {"key": answer["key"], "name": attention["name"], "layer": layer})
             _add_map(builder, answer, attention, layer, "mean")
     for attention in answer["attentions"]:
         for layer in range(attention["layers"]):
@@ -179,16 +179,22 @@ def _add_decoding(builder: SnapshotBuilder, texts: dict[str, str]) -> None:
     prompt_texts = {**texts, "text": ""} if "source" in texts else texts
     builder.ask(
         "beam",
-        {**prompt_texts, "width": 4, "limit": DECODING_STEPS, "length_penalty": 1, "early_stopping": False},
+        {
+            **prompt_texts,
+            "num_beams": 4,
+            "max_new_tokens": DECODING_STEPS,
+            "length_penalty": 1,
+            "early_stopping": False,
+        },
     )
     tokens: list[int] = []
     for _ in range(DECODING_STEPS):
-        answer = builder.ask("next", {**prompt_texts, "tokens": tokens, "unmasked": False})
+        answer = builder.ask("next_token", {**prompt_texts, "tokens": tokens, "unmasked": False})
         if "source" in texts and tokens:
             builder.ask(
                 "alignment", {"source": texts["source"], "tokens": tokens, "layer": "mean", "head": "mean"}
             )
-        if answer is None or (tokens and tokens[-1] in answer["ends"]):
+        if answer is None or (tokens and tokens[-1] in answer["eos_ids"]):
             break
-        logits = np.frombuffer(b64decode(answer["scores_f32"]), "<f4")
+        logits = np.frombuffer(b64decode(answer["logits_f32"]), "<f4")
         tokens = [*tokens, int(logits.argmax())]

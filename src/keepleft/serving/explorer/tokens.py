@@ -139,15 +139,15 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def describe_tokens(explorer: Explorer, params: Params) -> dict[str, Any]:
-    """The texts of tokens, one after the other, after those in `before`."""
+    """The texts of tokens, one after the other, after those in `context`."""
     vocab = explorer.generator.model.design.vocab
     return {
         "tokens": explorer.display_tokenizer.describe(
-            params.integers("ids", vocab), params.integers("before", vocab, default=[])
+            params.integers("ids", vocab), params.integers("context", vocab, default=[])
         )
     }
 
 
 def vocabulary(explorer: Explorer, params: Params) -> dict[str, Any]:
     """The texts of all tokens."""
-    return {"words": explorer.display_tokenizer.vocabulary()}
+    return {"tokens": explorer.display_tokenizer.vocabulary()}

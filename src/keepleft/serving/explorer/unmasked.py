@@ -54,15 +54,15 @@ def compare_unmasked(explorer: Explorer, params: Params) -> dict[str, Any]:
     unmasked_losses, unmasked_map = _losses_and_map(explorer.unmasked_model, source_tokens, inputs, labels)
     return {
         "tokens": display.describe([*inputs[:1], *labels]),
-        "with_f32": wire.f32(masked_losses),
-        "without_f32": wire.f32(unmasked_losses),
-        "reads": {
+        "masked_loss_f32": wire.f32(masked_losses),
+        "unmasked_loss_f32": wire.f32(unmasked_losses),
+        "maps": {
             "rows": len(inputs),
             "columns": len(inputs),
-            "before_u8": wire.sqrt_u8(masked_map),
-            "after_u8": wire.sqrt_u8(unmasked_map),
+            "masked_u8": wire.sqrt_u8(masked_map),
+            "unmasked_u8": wire.sqrt_u8(unmasked_map),
         },
-        "words": _verdict(float(masked_losses.mean()), float(unmasked_losses.mean())),
+        "note": _verdict(float(masked_losses.mean()), float(unmasked_losses.mean())),
     }
 
 
@@ -114,9 +114,8 @@ def _verdict(masked_loss: float, unmasked_loss: float) -> str:
     sentence = f"A token costs {masked_loss:.2f} nats with the mask and {unmasked_loss:.2f} without it: "
     if unmasked_loss < SIMILAR_LOSS_RATIO * masked_loss:
         return sentence + (
-            "what comes later gives the answer away, and that is no skill, "
-            "for there is nothing later when it writes."
+            "seeing the future gives the answer away, and at generation time there is no future to see."
         )
     if masked_loss < SIMILAR_LOSS_RATIO * unmasked_loss:
-        return sentence + "it learned to look back alone, and what comes later only misleads it."
-    return sentence + "on this text that is much the same."
+        return sentence + "the model has learned to attend to the past, and the future only misleads it."
+    return sentence + "on this text the two are much the same."

@@ -44,7 +44,7 @@ class Explore(anywidget.AnyWidget):  # type: ignore[misc]
         if not isinstance(content, dict) or "id" not in content:
             return
         try:
-            reply = {"answer": self.explorer.ask(content.get("question", ""), content.get("given") or {})}
+            reply = {"answer": self.explorer.ask(content.get("question", ""), content.get("params") or {})}
         except Exception as error:
             reply = error_payload(error)
         self.send({"id": content["id"], **reply})

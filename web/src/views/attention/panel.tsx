@@ -1,93 +1,107 @@
-/** One attention: its map, and what is wrong with it if something is. */
+/** One attention: its map, its claimed mask, and errors. */
 
 import { useEffect, useState } from "preact/hooks";
-import type { Attended, Head } from "../../answers.ts";
-import type { Labels } from "../../map/labels.ts";
-import type { TiledMap } from "../../map/tiled.ts";
-import type { Mode } from "../../map/viewer.ts";
-import { Notice } from "../../parts/controls.tsx";
-import { Legend, digits } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import type { Pointing } from "./pointing.ts";
+import type { AttentionInfo, Head } from "../../api.ts";
+import { Status } from "../../components/controls.tsx";
+import { formatWeight, Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import type { AxisLabels } from "../../map/labels.ts";
+import type { MapMode } from "../../map/mapViewer.ts";
+import type { TiledMap } from "../../map/tiledMap.ts";
+import type { HoverState } from "./hoverState.ts";
 
-export const TITLES: Record<Attended["kind"], string> = {
+export const ATTENTION_TITLES: Record<AttentionInfo["kind"], string> = {
   self: "Self-attention",
   masked: "Masked self-attention",
   cross: "Cross-attention",
 };
 
-export function titleOf(attended: Attended): string {
-  return attended.name.startsWith("encoder") && attended.kind === "self" ? "Encoder self-attention" : TITLES[attended.kind];
+export function attentionTitle(attention: AttentionInfo): string {
+  const isEncoder = attention.name.startsWith("encoder") && attention.kind === "self";
+  return isEncoder ? "Encoder self-attention" : ATTENTION_TITLES[attention.kind];
 }
 
 interface Props {
-  attended: Attended;
+  attention: AttentionInfo;
   map: TiledMap;
   head: Head;
-  rows: Labels;
-  columns: Labels;
-  pointing: Pointing;
-  mode: Mode;
-  claim: boolean;
-  least: number;
-  alone: boolean;
-  chosen: boolean;
-  onChoose(): void;
+  rows: AxisLabels;
+  columns: AxisLabels;
+  hover: HoverState;
+  mode: MapMode;
+  showClaim: boolean;
+  minWeight: number;
+  isOnly: boolean;
+  isSelected: boolean;
+  onSelect(): void;
 }
 
-export function Panel({ attended, map, head, rows, columns, pointing, mode, claim, least, alone, chosen, onChoose }: Props) {
-  const [top, setTop] = useState(0);
+export function AttentionPanel({
+  attention,
+  map,
+  head,
+  rows,
+  columns,
+  hover,
+  mode,
+  showClaim,
+  minWeight,
+  isOnly,
+  isSelected,
+  onSelect,
+}: Props) {
+  const [maxWeight, setMaxWeight] = useState(0);
   const [error, setError] = useState("");
   useEffect(() => {
-    const look = () => {
-      setTop(map.top());
+    const update = () => {
+      setMaxWeight(map.maxWeight());
       setError(map.error());
     };
-    look();
-    return map.listen(look);
+    update();
+    return map.subscribe(update);
   }, [map]);
-  const title = titleOf(attended),
-    layer = map.which.layer;
+  const title = attentionTitle(attention),
+    layer = map.id.layer;
   return (
-    <section class={chosen && !alone ? "panel chosen" : "panel"} aria-label={title}>
+    <section class={isSelected && !isOnly ? "panel selected" : "panel"} aria-label={title}>
       <h3>
-        {alone ? (
+        {isOnly ? (
           title
         ) : (
-          <button type="button" class="name" aria-pressed={chosen} onClick={onChoose}>
+          <button type="button" class="name" aria-pressed={isSelected} onClick={onSelect}>
             {title}
           </button>
         )}{" "}
-        <span class="quiet">
-          layer {layer}, {named(map.which.head)}
-          {map.which.head === head ? "" : " (rollout is for self-attention)"}
+        <span class="muted">
+          layer {layer}, {headTitle(map.id.head)}
+          {map.id.head === head ? "" : " (rollout needs self-attention)"}
         </span>
       </h3>
-      <p class="quiet mask">
-        claims <code>{attended.mask[layer] ?? attended.mask[0] ?? "full"}</code>
+      <p class="muted mask">
+        claimed mask <code>{attention.mask[layer] ?? attention.mask[0] ?? "full"}</code>
       </p>
-      <Notice error={error} busy={top === 0 && error === ""}>
-        Reading …
-      </Notice>
+      <Status error={error} isLoading={maxWeight === 0 && error === ""}>
+        Loading …
+      </Status>
       <MapCanvas
-        title={`${title}, layer ${layer}, ${named(map.which.head)}`}
+        title={`${title}, layer ${layer}, ${headTitle(map.id.head)}`}
         data={map}
         rows={rows}
         columns={columns}
-        pointed={pointing.point(attended.name)}
-        onPoint={(point) => pointing.inMap(attended, point)}
+        hovered={hover.cell(attention.name)}
+        onHover={(point) => hover.hoverMap(attention, point)}
         mode={mode}
-        claim={claim}
-        least={least}
-        pair={attended.kind === "cross"}
-        forward={attended.kind === "masked" ? 0.18 : 0.5}
-        tallest={alone ? 760 : 460}
+        showClaim={showClaim}
+        minWeight={minWeight}
+        isCross={attention.kind === "cross"}
+        forwardFraction={attention.kind === "masked" ? 0.18 : 0.5}
+        maxHeight={isOnly ? 760 : 460}
       />
-      <Legend high={digits(top)} claim={claim} arcs={mode === "arcs"} />
+      <Legend high={formatWeight(maxWeight)} showClaim={showClaim} isArcs={mode === "arcs"} />
     </section>
   );
 }
 
-export function named(head: Head): string {
+export function headTitle(head: Head): string {
   return head === "mean" ? "mean of heads" : head === "rollout" ? "rollout" : `head ${head}`;
 }

@@ -1,67 +1,74 @@
-/** One line that says in words what the pointer is on. */
+/** Describes the hovered token or cell in a line of text. */
 
-import { useHeld } from "../../held.ts";
-import { label } from "../../graphemes.ts";
-import type { TiledMap } from "../../map/tiled.ts";
-import { digits } from "../../parts/legend.tsx";
-import type { Pointing } from "./pointing.ts";
-import type { Reading } from "./reading.ts";
+import { formatWeight } from "../../components/legend.tsx";
+import { displayLabel } from "../../graphemes.ts";
+import type { TiledMap } from "../../map/tiledMap.ts";
+import { useStore } from "../../store.ts";
+import type { AttentionData } from "./attentionData.ts";
+import type { HoverState } from "./hoverState.ts";
 
 interface Props {
-  reading: Reading;
-  pointing: Pointing;
+  data: AttentionData;
+  hover: HoverState;
   maps: TiledMap[];
 }
 
-export function Readout({ reading, pointing, maps }: Props) {
-  const place = useHeld(pointing.place);
-  const text = useHeld(pointing.sides.text),
-    source = useHeld(pointing.sides.source);
-  const light = { text: useHeld(pointing.lights.text), source: useHeld(pointing.lights.source) };
+export function Readout({ data, hover, maps }: Props) {
+  const hoveredCell = useStore(hover.hoveredCell);
+  const text = useStore(hover.hoveredTokens.text),
+    source = useStore(hover.hoveredTokens.source);
+  const highlights = { text: useStore(hover.highlights.text), source: useStore(hover.highlights.source) };
   return (
     <p class="readout" role="status">
-      {words()}
+      {message()}
     </p>
   );
 
-  function words(): string {
-    if (place !== null && place.point.row !== null && place.point.column !== null) return cell();
+  function message(): string {
+    const { row = null, column = null } = hoveredCell?.position ?? {};
+    if (row !== null && column !== null) return cellMessage();
     const side = text !== null ? "text" : source !== null ? "source" : null;
-    if (side === null) return "Point at a token or a cell, or go through the tokens with the arrow keys.";
+    if (side === null) return "Hover over a token or a cell, or move through the tokens with the arrow keys.";
     const token = (text ?? source)!;
-    const most = (["text", "source"] as const).flatMap((name) => best(name, light[name].reads)).sort((a, b) => b[1] - a[1])[0];
-    const here = `${quoted(side, token)} (${token})`;
-    return most === undefined ? here : `${here} reads ${most[0]} most: ${digits(most[1])}.`;
+    const strongest = (["text", "source"] as const)
+      .flatMap((name) => strongestToken(name, highlights[name].attendsTo))
+      .sort((a, b) => b[1] - a[1])[0];
+    const hoveredToken = `${quoteToken(side, token)} (${token})`;
+    if (strongest === undefined) return hoveredToken;
+    return `${hoveredToken} attends most to ${strongest[0]}: ${formatWeight(strongest[1])}.`;
   }
 
-  function cell(): string {
-    const { attended, point } = place!;
-    const at = maps.find((map) => map.which.name === attended.name)?.at(point.row!, point.column!);
-    const reader = `${quoted(attended.row_side, point.row!)} (${point.row})`;
-    const who = `${reader} reads ${quoted(attended.column_side, point.column!)} (${point.column})`;
-    if (!at) return who;
-    const size = at.exact ? digits(at.weight) : `at most ${digits(at.weight)}, with its neighbours`;
-    const may =
-      at.allowed === null
+  function cellMessage(): string {
+    const { attention, position } = hoveredCell!;
+    const map = maps.find(({ id }) => id.name === attention.name);
+    const value = map?.cellValue(position.row!, position.column!);
+    const query = `${quoteToken(attention.row_side, position.row!)} (${position.row})`;
+    const key = `${quoteToken(attention.column_side, position.column!)} (${position.column})`;
+    const pair = `${query} attends to ${key}`;
+    if (!value) return pair;
+    const formatted = formatWeight(value.weight);
+    const weight = value.isExact ? formatted : `at most ${formatted}, with its neighbours`;
+    const permission =
+      value.isAllowed === null
         ? ""
-        : at.allowed
-          ? "; the mask allows it"
-          : at.weight > 0
-            ? "; the mask forbids it"
-            : "; the mask forbids it, and it does not";
-    return `${who}: ${size}${may}.`;
+        : value.isAllowed
+          ? "; allowed by the mask"
+          : value.weight > 0
+            ? "; forbidden by the mask"
+            : "; masked out";
+    return `${pair}: ${weight}${permission}.`;
   }
 
-  function best(side: "text" | "source", weights: Float32Array | null): [string, number][] {
+  function strongestToken(side: "text" | "source", weights: Float32Array | null): [string, number][] {
     if (weights === null || weights.length === 0) return [];
     let n = 0;
     weights.forEach((weight, i) => {
       if (weight > weights[n]) n = i;
     });
-    return [[`${quoted(side, n)} (${n})`, weights[n]]];
+    return [[`${quoteToken(side, n)} (${n})`, weights[n]]];
   }
 
-  function quoted(side: "text" | "source", token: number): string {
-    return `“${label(reading.tokens(side)[token]?.text ?? "")}”`;
+  function quoteToken(side: "text" | "source", token: number): string {
+    return `“${displayLabel(data.tokens(side)[token]?.text ?? "")}”`;
   }
 }

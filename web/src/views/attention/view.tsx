@@ -1,194 +1,216 @@
-/** Attention: who reads whom, in every layer and head, and whether the mask allows it. */
+/** The attention view: the maps of every layer and head, with the claimed mask over them. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { Attended, Head } from "../../answers.ts";
-import { labelsOf } from "../../map/labels.ts";
-import type { Mode } from "../../map/viewer.ts";
-import { Choice, Notice, Segments, Slider, Switch } from "../../parts/controls.tsx";
-import { TextFields } from "../../parts/texts.tsx";
-import { Tokens } from "../../parts/tokens.tsx";
-import { usePage, useTexts, useWord } from "../../shell/given.ts";
-import { said } from "../../source/source.ts";
-import { Heads } from "./heads.tsx";
-import { Panel, titleOf } from "./panel.tsx";
-import { Pointing } from "./pointing.ts";
+import type { AttentionInfo, Head } from "../../api.ts";
+import { SegmentedControl, Select, Slider, Status, Switch } from "../../components/controls.tsx";
+import { TextFields } from "../../components/textFields.tsx";
+import { TokenStrip } from "../../components/tokenStrip.tsx";
+import { tokenLabels } from "../../map/labels.ts";
+import type { MapMode } from "../../map/mapViewer.ts";
+import { useExplorer, useTexts, useUrlParam } from "../../shell/hooks.ts";
+import { errorMessage } from "../../transport/transport.ts";
+import { AttentionData } from "./attentionData.ts";
+import { HeadGrid } from "./headGrid.tsx";
+import { HoverState } from "./hoverState.ts";
+import { AttentionPanel, attentionTitle } from "./panel.tsx";
 import { Readout } from "./readout.tsx";
-import { Reading } from "./reading.ts";
 
 export function AttentionView() {
-  const { source } = usePage();
+  const { transport } = useExplorer();
   const [texts] = useTexts();
-  const [reading, setReading] = useState<Reading | null>(null);
+  const [data, setData] = useState<AttentionData | null>(null);
   const [error, setError] = useState("");
-  const [busy, setBusy] = useState(true);
-  const [again, setAgain] = useState(0);
+  const [isLoading, setIsLoading] = useState(true);
+  const [retries, setRetries] = useState(0);
   useEffect(() => {
-    let here = true;
-    setBusy(true);
-    Reading.of(source, texts)
+    let isActive = true;
+    setIsLoading(true);
+    AttentionData.load(transport, texts)
       .then(
-        (read) => {
-          if (here) {
-            setReading(read);
+        (loaded) => {
+          if (isActive) {
+            setData(loaded);
             setError("");
           }
         },
-        (wrong: unknown) => {
-          if (here) setError(said(wrong));
+        (reason: unknown) => {
+          if (isActive) setError(errorMessage(reason));
         },
       )
       .finally(() => {
-        if (here) setBusy(false);
+        if (isActive) setIsLoading(false);
       });
     return () => {
-      here = false;
+      isActive = false;
     };
-  }, [source, texts, again]);
+  }, [transport, texts, retries]);
   return (
     <>
-      <TextFields act="Read" busy={busy} onAct={() => error !== "" && setAgain(again + 1)} />
-      <Notice error={error} busy={busy && reading === null}>
-        The model reads …
-      </Notice>
-      {reading?.shortened && <p class="note">{reading.shortened}</p>}
-      {reading !== null && <Read reading={reading} />}
+      <TextFields
+        submitLabel="Show attention"
+        isLoading={isLoading}
+        onSubmit={() => error !== "" && setRetries(retries + 1)}
+      />
+      <Status error={error} isLoading={isLoading && data === null}>
+        Running the model …
+      </Status>
+      {data?.truncated && <p class="note">{data.truncated}</p>}
+      {data !== null && <AttentionMaps data={data} />}
     </>
   );
 }
 
-function Read({ reading }: { reading: Reading }) {
-  const [name, sayName] = useWord("of", "");
-  const [layerWord, sayLayer] = useWord("layer", "0");
-  const [headWord, sayHead] = useWord("head", "mean");
-  const [mode, sayMode] = useWord("as", "matrix");
-  const [claimWord, sayClaim] = useWord("claim", "on");
-  const [onlyWord, sayOnly] = useWord("only", "");
-  const [least, setLeast] = useState(0.1);
+function AttentionMaps({ data }: { data: AttentionData }) {
+  const [name, setName] = useUrlParam("attention", "");
+  const [layerParam, setLayer] = useUrlParam("layer", "0");
+  const [headParam, setHead] = useUrlParam("head", "mean");
+  const [mode, setMode] = useUrlParam("plot", "matrix");
+  const [claimParam, setClaim] = useUrlParam("claim", "on");
+  const [onlyParam, setOnly] = useUrlParam("only", "");
+  const [minWeight, setMinWeight] = useState(0.1);
 
-  const all = reading.attentions;
-  const chosen = all.find((attended) => attended.name === name) ?? all.find(({ kind }) => kind === "masked") ?? all[0];
-  const several = all.length > 1 && onlyWord === "";
-  const panels = several ? all : [chosen];
-  const head: Head = headWord === "mean" || headWord === "rollout" ? headWord : Math.min(whole(headWord), chosen.heads - 1);
-  const layer = Math.min(whole(layerWord), chosen.layers - 1);
+  const attentions = data.attentions;
+  const selected =
+    attentions.find((attention) => attention.name === name) ??
+    attentions.find(({ kind }) => kind === "masked") ??
+    attentions[0];
+  const isSideBySide = attentions.length > 1 && onlyParam === "";
+  const shownAttentions = isSideBySide ? attentions : [selected];
+  const head: Head =
+    headParam === "mean" || headParam === "rollout"
+      ? headParam
+      : Math.min(parseIndex(headParam), selected.heads - 1);
+  const layer = Math.min(parseIndex(layerParam), selected.layers - 1);
 
-  const pointing = useMemo(() => new Pointing(reading), [reading]);
+  const hover = useMemo(() => new HoverState(data), [data]);
   const labels = useMemo(
-    () => ({ text: labelsOf(reading.tokens("text")), source: labelsOf(reading.tokens("source")) }),
-    [reading],
+    () => ({ text: tokenLabels(data.tokens("text")), source: tokenLabels(data.tokens("source")) }),
+    [data],
   );
   const maps = useMemo(
-    () => panels.map((attended) => reading.map(attended, Math.min(layer, attended.layers - 1), headFor(attended, head))),
-    [reading, panels.map(({ name: n }) => n).join(), layer, head],
+    () =>
+      shownAttentions.map((attention) => {
+        const shownLayer = Math.min(layer, attention.layers - 1);
+        return data.map(attention, shownLayer, supportedHead(attention, head));
+      }),
+    [data, shownAttentions.map(({ name: n }) => n).join(), layer, head],
   );
-  useEffect(() => pointing.look(maps), [pointing, maps]);
+  useEffect(() => hover.setMaps(maps), [hover, maps]);
 
   return (
     <>
-      <div class="strips">
-        {reading.tokens("source").length > 0 && (
-          <Tokens
+      <div class="token-strips">
+        {data.tokens("source").length > 0 && (
+          <TokenStrip
             title="Source"
-            tokens={reading.tokens("source")}
-            pointed={pointing.sides.source}
-            light={pointing.lights.source}
-            onPoint={(token) => pointing.inText("source", token)}
+            tokens={data.tokens("source")}
+            hovered={hover.hoveredTokens.source}
+            highlight={hover.highlights.source}
+            onHover={(token) => hover.hoverToken("source", token)}
           />
         )}
-        {reading.tokens("text").length > 0 && (
-          <Tokens
-            title={reading.tokens("source").length > 0 ? "Target" : "Text"}
-            tokens={reading.tokens("text")}
-            pointed={pointing.sides.text}
-            light={pointing.lights.text}
-            onPoint={(token) => pointing.inText("text", token)}
+        {data.tokens("text").length > 0 && (
+          <TokenStrip
+            title={data.tokens("source").length > 0 ? "Target" : "Text"}
+            tokens={data.tokens("text")}
+            hovered={hover.hoveredTokens.text}
+            highlight={hover.highlights.text}
+            onHover={(token) => hover.hoverToken("text", token)}
           />
         )}
-        <p class="quiet keyline">
-          <span class="sample reads">filled</span> what it reads <span class="sample by">underlined</span> who reads it
+        <p class="muted token-legend">
+          <span class="sample attends-to">filled</span> attends to{" "}
+          <span class="sample attended-by">underlined</span> attended by
         </p>
       </div>
       <div class="bar">
-        <Segments
-          label="Drawn as"
+        <SegmentedControl
+          label="Plot"
           value={mode}
-          onChange={sayMode}
+          onChange={setMode}
           options={[
             ["matrix", "Matrix"],
             ["arcs", "Arcs"],
           ]}
         />
-        {all.length > 1 && (
-          <Choice
+        {attentions.length > 1 && (
+          <Select
             label="Attention"
-            value={onlyWord === "" ? "" : chosen.name}
+            value={onlyParam === "" ? "" : selected.name}
             onChange={(value) => {
-              sayOnly(value === "" ? "" : "one");
-              if (value !== "") sayName(value);
+              setOnly(value === "" ? "" : "one");
+              if (value !== "") setName(value);
             }}
-            options={[["", "side by side"], ...all.map((attended) => [attended.name, titleOf(attended)] as const)]}
+            options={[
+              ["", "side by side"],
+              ...attentions.map((attention) => [attention.name, attentionTitle(attention)] as const),
+            ]}
           />
         )}
-        <Choice
+        <Select
           label="Layer"
           value={String(layer)}
-          onChange={sayLayer}
-          options={Array.from({ length: chosen.layers }, (_, n) => [String(n), String(n)])}
+          onChange={setLayer}
+          options={Array.from({ length: selected.layers }, (_, n) => [String(n), String(n)])}
         />
-        <Choice
+        <Select
           label="Head"
           value={String(head)}
-          onChange={sayHead}
+          onChange={setHead}
           options={[
             ["mean", "mean"],
             ["rollout", "rollout"],
-            ...Array.from({ length: chosen.heads }, (_, n) => [String(n), String(n)] as const),
+            ...Array.from({ length: selected.heads }, (_, n) => [String(n), String(n)] as const),
           ]}
         />
-        <Switch label="Claimed mask" on={claimWord === "on"} onChange={(on) => sayClaim(on ? "on" : "off")} />
+        <Switch
+          label="Claimed mask"
+          checked={claimParam === "on"}
+          onChange={(checked) => setClaim(checked ? "on" : "off")}
+        />
         {mode === "arcs" && (
           <Slider
-            label="From weight"
-            value={least}
-            least={0.01}
-            most={0.5}
+            label="Min weight"
+            value={minWeight}
+            min={0.01}
+            max={0.5}
             step={0.01}
-            shown={least.toFixed(2)}
-            onChange={setLeast}
+            valueText={minWeight.toFixed(2)}
+            onChange={setMinWeight}
           />
         )}
       </div>
-      <div class={several ? "attention" : "attention beside"}>
+      <div class={isSideBySide ? "attention" : "attention with-head-column"}>
         <div>
-          <div class={several ? "panels several" : "panels"}>
-            {panels.map((attended, n) => (
-              <Panel
-                key={attended.name}
-                attended={attended}
+          <div class={isSideBySide ? "panels side-by-side" : "panels"}>
+            {shownAttentions.map((attention, n) => (
+              <AttentionPanel
+                key={attention.name}
+                attention={attention}
                 map={maps[n]}
                 head={head}
-                rows={labels[attended.row_side]}
-                columns={labels[attended.column_side]}
-                pointing={pointing}
-                mode={mode as Mode}
-                claim={claimWord === "on"}
-                least={least}
-                alone={!several}
-                chosen={attended === chosen}
-                onChoose={() => sayName(attended.name)}
+                rows={labels[attention.row_side]}
+                columns={labels[attention.column_side]}
+                hover={hover}
+                mode={mode as MapMode}
+                showClaim={claimParam === "on"}
+                minWeight={minWeight}
+                isOnly={!isSideBySide}
+                isSelected={attention === selected}
+                onSelect={() => setName(attention.name)}
               />
             ))}
           </div>
-          <Readout reading={reading} pointing={pointing} maps={maps} />
+          <Readout data={data} hover={hover} maps={maps} />
         </div>
-        <Heads
-          reading={reading}
-          attended={chosen}
+        <HeadGrid
+          data={data}
+          attention={selected}
           layer={layer}
           head={head}
-          onChoose={(l, h) => {
-            sayLayer(String(l));
-            sayHead(String(h));
+          onSelect={(l, h) => {
+            setLayer(String(l));
+            setHead(String(h));
           }}
         />
       </div>
@@ -196,13 +218,13 @@ function Read({ reading }: { reading: Reading }) {
   );
 }
 
-/** Rollout follows a text through its own layers; between two texts there is the mean instead. */
-function headFor(attended: Attended, head: Head): Head {
-  if (head === "rollout" && attended.kind === "cross") return "mean";
-  return typeof head === "number" ? Math.min(head, attended.heads - 1) : head;
+/** Rollout exists for self-attention only; cross-attention shows the mean instead. */
+function supportedHead(attention: AttentionInfo, head: Head): Head {
+  if (head === "rollout" && attention.kind === "cross") return "mean";
+  return typeof head === "number" ? Math.min(head, attention.heads - 1) : head;
 }
 
-function whole(word: string): number {
-  const number = Math.floor(Number(word));
+function parseIndex(text: string): number {
+  const number = Math.floor(Number(text));
   return Number.isFinite(number) && number >= 0 ? number : 0;
 }

@@ -1,71 +1,73 @@
-/** Where in the source each written token looks: it grows with the text. */
+/** The cross-attention of each generated token to the source. */
 
 import { useMemo, useState } from "preact/hooks";
-import { bytes } from "../../bytes.ts";
-import { Held } from "../../held.ts";
-import { labelsOf } from "../../map/labels.ts";
-import type { Point } from "../../map/matrix.ts";
-import { WholeMap } from "../../map/whole.ts";
-import { Choice, Notice } from "../../parts/controls.tsx";
-import { digits, Legend } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { useAnswer, usePage } from "../../shell/given.ts";
+import { Select, Status } from "../../components/controls.tsx";
+import { formatWeight, Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { tokenLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
+import { useExplorer, useQuery } from "../../shell/hooks.ts";
+import { Store } from "../../store.ts";
+import { decodeBytes } from "../../wire.ts";
 
 export function AlignmentMap({ source, tokens }: { source: string; tokens: number[] }) {
-  const { about } = usePage();
-  const cross = about.attentions.find(({ kind }) => kind === "cross");
+  const { modelInfo } = useExplorer();
+  const cross = modelInfo.attentions.find(({ kind }) => kind === "cross");
   const [layer, setLayer] = useState("mean");
   const [head, setHead] = useState("mean");
-  const { answer, error } = useAnswer(
+  const { answer, error } = useQuery(
     "alignment",
-    tokens.length === 0 ? null : { source, tokens, layer: chosen(layer), head: chosen(head) },
+    tokens.length === 0
+      ? null
+      : { source, tokens, layer: parseIndexOrMean(layer), head: parseIndexOrMean(head) },
   );
-  const shown = useMemo(
+  const map = useMemo(
     () =>
       answer === null || answer.rows === 0
         ? null
         : {
-            map: new WholeMap(answer.rows, answer.columns, bytes(answer.weights_u8)),
-            rows: labelsOf(answer.written),
-            columns: labelsOf(answer.source),
+            map: new InMemoryMap(answer.rows, answer.columns, decodeBytes(answer.weights_u8)),
+            rows: tokenLabels(answer.target),
+            columns: tokenLabels(answer.source),
           },
     [answer],
   );
-  const pointed = useMemo(() => new Held<Point>({ row: null, column: null }), []);
-  const numbers = (count: number) => [
+  const hovered = useMemo(() => new Store<CellPosition>({ row: null, column: null }), []);
+  const indexOptions = (count: number) => [
     ["mean", "mean"] as const,
     ...Array.from({ length: count }, (_, n) => [String(n), String(n)] as const),
   ];
   return (
     <section class="alignment" aria-label="Alignment">
       <div class="row">
-        <h3>Where it looks in the source</h3>
-        <Choice label="Layer" value={layer} onChange={setLayer} options={numbers(cross?.layers ?? 0)} />
-        <Choice label="Head" value={head} onChange={setHead} options={numbers(cross?.heads ?? 0)} />
+        <h3>Alignment with the source</h3>
+        <Select label="Layer" value={layer} onChange={setLayer} options={indexOptions(cross?.layers ?? 0)} />
+        <Select label="Head" value={head} onChange={setHead} options={indexOptions(cross?.heads ?? 0)} />
       </div>
-      <Notice error={error} />
-      {shown === null || tokens.length === 0 ? (
-        <p class="quiet">Nothing is written yet.</p>
+      <Status error={error} />
+      {map === null || tokens.length === 0 ? (
+        <p class="muted">No tokens generated yet.</p>
       ) : (
         <>
           <MapCanvas
             title="Alignment"
-            data={shown.map}
-            rows={shown.rows}
-            columns={shown.columns}
-            claim={false}
-            pointed={pointed}
-            tallest={440}
-            onPoint={(point) => pointed.set(point ?? { row: null, column: null })}
-            buttons={false}
+            data={map.map}
+            rows={map.rows}
+            columns={map.columns}
+            showClaim={false}
+            hovered={hovered}
+            maxHeight={440}
+            onHover={(point) => hovered.set(point ?? { row: null, column: null })}
+            showZoomButtons={false}
           />
-          <Legend high={digits(shown.map.top())} claim={false} />
+          <Legend high={formatWeight(map.map.maxWeight())} showClaim={false} />
         </>
       )}
     </section>
   );
 }
 
-function chosen(word: string): number | "mean" {
-  return word === "mean" ? "mean" : Number(word);
+function parseIndexOrMean(value: string): number | "mean" {
+  return value === "mean" ? "mean" : Number(value);
 }

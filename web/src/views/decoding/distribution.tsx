@@ -1,104 +1,123 @@
-/** The next token: how likely each is, before and after the sliders. */
+/** The next-token distribution, before and after the sampling filters. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type Dials, drawn, entropy, narrowed } from "../../filters.ts";
-import { label } from "../../graphemes.ts";
-import { DialSliders, NEUTRAL } from "./dials.tsx";
-import type { Ranking } from "./steps.ts";
+import { entropy, filterLogits, sampleIndex, type SamplingParams } from "../../filters.ts";
+import { displayLabel } from "../../graphemes.ts";
+import { DEFAULT_SAMPLING, SamplingControls } from "./samplingControls.tsx";
+import type { RankedLogits } from "./useDecoding.ts";
 
-const SHOWN = 20;
+const MAX_TOKENS_SHOWN = 20;
 
 interface Props {
-  ranking: Ranking;
-  words: string[] | null;
-  ends: number[];
-  dials: Dials;
-  busy: boolean;
-  ended: boolean;
-  onDials(dials: Dials): void;
-  onChoose(id: number): void;
-  onBack(): void;
+  ranked: RankedLogits;
+  vocabulary: string[] | null;
+  eosIds: number[];
+  sampling: SamplingParams;
+  isLoading: boolean;
+  isFinished: boolean;
+  onSamplingChange(sampling: SamplingParams): void;
+  onSelect(id: number): void;
+  onUndo(): void;
 }
 
-export function Distribution({ ranking, words, ends, dials, busy, ended, onDials, onChoose, onBack }: Props) {
-  const { scores, order } = ranking;
-  const before = useMemo(() => narrowed(scores, order, NEUTRAL), [scores, order]);
-  const after = useMemo(() => narrowed(scores, order, dials), [scores, order, dials]);
-  const spread = useMemo(() => entropy(after.chances), [after]);
-  const [at, go] = useState(0);
+export function Distribution({
+  ranked,
+  vocabulary,
+  eosIds,
+  sampling,
+  isLoading,
+  isFinished,
+  onSamplingChange,
+  onSelect,
+  onUndo,
+}: Props) {
+  const { logits, order } = ranked;
+  const unfiltered = useMemo(() => filterLogits(logits, order, DEFAULT_SAMPLING), [logits, order]);
+  const filtered = useMemo(() => filterLogits(logits, order, sampling), [logits, order, sampling]);
+  const entropyBits = useMemo(() => entropy(filtered.probabilities), [filtered]);
+  const [selected, setSelected] = useState(0);
   const list = useRef<HTMLOListElement>(null);
-  useEffect(() => go(0), [ranking]);
-  const top = Math.max(before.chances[0], after.chances[0]);
-  const rows = Math.min(SHOWN, order.length);
-  const name = (id: number) => words?.[id] ?? `#${id}`;
+  useEffect(() => setSelected(0), [ranked]);
+  const maxProbability = Math.max(unfiltered.probabilities[0], filtered.probabilities[0]);
+  const rows = Math.min(MAX_TOKENS_SHOWN, order.length);
+  const tokenText = (id: number) => vocabulary?.[id] ?? `#${id}`;
 
-  const press = (event: KeyboardEvent) => {
-    if (event.key === "ArrowDown") go(Math.min(rows - 1, at + 1));
-    else if (event.key === "ArrowUp") go(Math.max(0, at - 1));
-    else if (event.key === "Enter" && !ended) onChoose(order[at]);
-    else if (event.key === "Backspace") onBack();
+  const sample = () => onSelect(order[sampleIndex(filtered.probabilities, Math.random())]);
+  const onKeyDown = (event: KeyboardEvent) => {
+    if (event.key === "ArrowDown") setSelected(Math.min(rows - 1, selected + 1));
+    else if (event.key === "ArrowUp") setSelected(Math.max(0, selected - 1));
+    else if (event.key === "Enter" && !isFinished) onSelect(order[selected]);
+    else if (event.key === "Backspace") onUndo();
     else return;
     event.preventDefault();
     event.stopPropagation();
   };
   useEffect(() => {
-    if (list.current?.matches(":focus-visible")) list.current.children[at]?.scrollIntoView({ block: "nearest" });
-  }, [at]);
+    if (!list.current?.matches(":focus-visible")) return;
+    list.current.children[selected]?.scrollIntoView({ block: "nearest" });
+  }, [selected]);
 
   return (
-    <section class="distribution" aria-label="The next token" aria-busy={busy}>
+    <section class="distribution" aria-label="Next token" aria-busy={isLoading}>
       <div class="row">
-        <h3>The next token</h3>
-        <p class="quiet">
-          {after.kept.toLocaleString("en")} of {order.length.toLocaleString("en")} left, {spread.toFixed(2)} bits
+        <h3>Next token</h3>
+        <p class="muted">
+          {filtered.kept.toLocaleString("en")} of {order.length.toLocaleString("en")} tokens, entropy{" "}
+          {entropyBits.toFixed(2)} bits
         </p>
-        <button type="button" disabled={busy || ended} onClick={() => onChoose(order[drawn(after.chances, Math.random())])}>
-          Draw one
+        <button type="button" disabled={isLoading || isFinished} onClick={sample}>
+          Sample one
         </button>
       </div>
-      <DialSliders dials={dials} vocab={order.length} onChange={onDials} />
+      <SamplingControls params={sampling} vocabSize={order.length} onChange={onSamplingChange} />
       <ol
         ref={list}
         class="bars"
         role="listbox"
-        aria-label="The likeliest tokens"
+        aria-label="Most likely tokens"
         tabIndex={0}
-        aria-activedescendant={`keepleft-next-${at}`}
-        onKeyDown={press}
+        aria-activedescendant={`keepleft-next-${selected}`}
+        onKeyDown={onKeyDown}
       >
         {Array.from({ length: rows }, (_, n) => {
           const id = order[n],
-            kept = n < after.kept;
+            isKept = n < filtered.kept,
+            probability = isKept ? formatPercent(filtered.probabilities[n]) : "filtered",
+            tokenLabel = displayLabel(tokenText(id)),
+            width = (100 * filtered.probabilities[n]) / maxProbability,
+            unfilteredWidth = (100 * unfiltered.probabilities[n]) / maxProbability;
           return (
             <li
               key={id}
               id={`keepleft-next-${n}`}
               role="option"
-              aria-selected={n === at}
-              class={`${kept ? "" : "out"}${n === at ? " at" : ""}`}
-              aria-label={`${name(id).trim() || "space"}, ${kept ? percent(after.chances[n]) : "cut off"}`}
-              onClick={() => !ended && onChoose(id)}
-              onPointerEnter={() => go(n)}
+              aria-selected={n === selected}
+              class={`${isKept ? "" : "filtered"}${n === selected ? " selected" : ""}`}
+              aria-label={`${tokenText(id).trim() || "space"}, ${probability}`}
+              onClick={() => !isFinished && onSelect(id)}
+              onPointerEnter={() => setSelected(n)}
             >
-              <span class="word" dir="auto">
-                {ends.includes(id) ? <i>{label(name(id))} (end)</i> : label(name(id))}
+              <span class="token-text" dir="auto">
+                {eosIds.includes(id) ? <i>{tokenLabel} (EOS)</i> : tokenLabel}
               </span>
               <span class="track">
-                <span class="fill" style={{ width: `${(100 * after.chances[n]) / top}%` }} />
-                <span class="tick" style={{ left: `${(100 * before.chances[n]) / top}%` }} />
+                <span class="fill" style={{ width: `${width}%` }} />
+                <span class="tick" style={{ left: `${unfilteredWidth}%` }} />
               </span>
-              <span class="chance">{kept ? percent(after.chances[n]) : "cut off"}</span>
+              <span class="value">{probability}</span>
             </li>
           );
         })}
       </ol>
-      <p class="quiet">
-        Bars: with the sliders. Lines: as the model scored them. Choose one by a click, or by arrow keys and Enter.
+      <p class="muted">
+        Bars: probability after filtering. Lines: before filtering. Click a token to append it, or use the
+        arrow keys and Enter.
       </p>
     </section>
   );
 }
 
-function percent(chance: number): string {
-  return chance >= 0.1 ? `${(100 * chance).toFixed(1)} %` : chance >= 0.0001 ? `${(100 * chance).toFixed(2)} %` : "< 0.01 %";
+function formatPercent(probability: number): string {
+  if (probability < 0.0001) return "< 0.01 %";
+  return `${(100 * probability).toFixed(probability >= 0.1 ? 1 : 2)} %`;
 }

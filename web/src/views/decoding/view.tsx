@@ -1,80 +1,103 @@
-/** Decoding: how a text comes about, token by token or beam by beam. */
+/** The decoding view: token by token, or with beam search. */
 
 import { useState } from "preact/hooks";
-import type { Dials } from "../../filters.ts";
-import { Notice, Segments } from "../../parts/controls.tsx";
-import { TextFields } from "../../parts/texts.tsx";
-import { usePage, useTexts, useWord } from "../../shell/given.ts";
+import { SegmentedControl, Status } from "../../components/controls.tsx";
+import { TextFields } from "../../components/textFields.tsx";
+import type { SamplingParams } from "../../filters.ts";
+import { useExplorer, useTexts, useUrlParam } from "../../shell/hooks.ts";
 import { AlignmentMap } from "./alignment.tsx";
-import { BeamSearch } from "./beam.tsx";
-import { NEUTRAL } from "./dials.tsx";
+import { BeamSearch } from "./beamSearch.tsx";
 import { Distribution } from "./distribution.tsx";
-import { useSteps, useVocabulary } from "./steps.ts";
-import { WrittenText } from "./written.tsx";
+import { GeneratedText } from "./generatedText.tsx";
+import { DEFAULT_SAMPLING } from "./samplingControls.tsx";
+import { useDecoding, useVocabulary } from "./useDecoding.ts";
 
 export function DecodingView() {
-  const { source, about } = usePage();
+  const { transport, modelInfo } = useExplorer();
   const [texts] = useTexts();
-  const pair = about.family === "encoder-decoder";
-  const asked = pair ? { ...texts, text: "" } : texts;
-  const [way, sayWay] = useWord("by", "token");
-  const ways = [
+  const isEncoderDecoder = modelInfo.family === "encoder-decoder";
+  const promptTexts = isEncoderDecoder ? { ...texts, text: "" } : texts;
+  const [method, setMethod] = useUrlParam("decoding", "token");
+  const methods = [
     ["token", "Token by token"],
     ["beam", "Beam search"],
   ] as const;
-  const offered = ways.filter(([name]) => source.can(name === "token" ? "next" : "beam"));
-  const shown = offered.some(([name]) => name === way) ? way : offered[0]?.[0];
+  const available = methods.filter(([name]) => transport.supports(name === "token" ? "next_token" : "beam"));
+  const selected = available.some(([name]) => name === method) ? method : available[0]?.[0];
   return (
     <>
-      <TextFields act="Begin" target={false} />
+      <TextFields submitLabel="Start" showTarget={false} />
       <div class="bar">
-        <Segments label="How it is written" value={shown} onChange={sayWay} options={offered} />
+        <SegmentedControl
+          label="Decoding method"
+          value={selected}
+          onChange={setMethod}
+          options={available}
+        />
       </div>
-      {shown === "token" ? <Stepping key={JSON.stringify(asked)} texts={asked} /> : <BeamSearch texts={asked} />}
+      {selected === "token" ? (
+        <TokenByToken key={JSON.stringify(promptTexts)} texts={promptTexts} />
+      ) : (
+        <BeamSearch texts={promptTexts} />
+      )}
     </>
   );
 }
 
-function Stepping({ texts }: { texts: { text: string; source?: string } }) {
-  const { source, about } = usePage();
-  const [fixed] = useState(texts);
-  const steps = useSteps(fixed);
-  const words = useVocabulary();
-  const [dials, setDials] = useState<Dials>(NEUTRAL);
-  const [choice, setChoice] = useState("likeliest");
-  const { next, ranking, written, ended, busy, error } = steps;
+function TokenByToken({ texts }: { texts: { text: string; source?: string } }) {
+  const { transport, modelInfo } = useExplorer();
+  const [initialTexts] = useState(texts);
+  const decoding = useDecoding(initialTexts);
+  const vocabulary = useVocabulary();
+  const [sampling, setSampling] = useState<SamplingParams>(DEFAULT_SAMPLING);
+  const [strategy, setStrategy] = useState("greedy");
+  const { next, ranked, newTokens, isFinished, isLoading, error } = decoding;
   return (
     <>
-      <Notice error={error} busy={next === null}>
-        The model reads …
-      </Notice>
+      <Status error={error} isLoading={next === null}>
+        Running the model …
+      </Status>
       {next !== null && (
         <>
-          <WrittenText
-            prompt={about.family === "encoder-decoder" ? [] : next.prompt}
-            written={written}
-            ended={ended}
-            onBack={steps.back}
+          <GeneratedText
+            prompt={modelInfo.family === "encoder-decoder" ? [] : next.prompt}
+            newTokens={newTokens}
+            isFinished={isFinished}
+            onUndo={decoding.undo}
           />
           <div class="bar">
-            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back()}>
-              Back
+            <button
+              type="button"
+              class="plain"
+              disabled={decoding.count === 0}
+              onClick={() => decoding.undo()}
+            >
+              Undo
             </button>
-            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back(0)}>
-              From the start
+            <button
+              type="button"
+              class="plain"
+              disabled={decoding.count === 0}
+              onClick={() => decoding.undo(0)}
+            >
+              Start over
             </button>
-            {source.can("write") && (
+            {transport.supports("continue_text") && (
               <>
-                <button type="button" disabled={busy || ended} onClick={() => steps.write(dials, choice === "drawn")}>
-                  Write on
+                <button
+                  type="button"
+                  disabled={isLoading || isFinished}
+                  onClick={() => decoding.continueText(sampling, strategy === "sample")}
+                >
+                  Continue
                 </button>
-                <Segments
-                  label="Which token it takes"
-                  value={choice}
-                  onChange={setChoice}
+                <SegmentedControl
+                  label="Decoding strategy"
+                  value={strategy}
+                  onChange={setStrategy}
                   options={[
-                    ["likeliest", "the likeliest"],
-                    ["drawn", "drawn by chance"],
+                    ["greedy", "greedy"],
+                    ["sample", "sampling"],
                   ]}
                 />
               </>
@@ -83,21 +106,21 @@ function Stepping({ texts }: { texts: { text: string; source?: string } }) {
         </>
       )}
       <div class="columns">
-        {ranking !== null && next !== null && (
+        {ranked !== null && next !== null && (
           <Distribution
-            ranking={ranking}
-            words={words}
-            ends={next.ends}
-            dials={dials}
-            busy={busy}
-            ended={ended}
-            onDials={setDials}
-            onChoose={steps.choose}
-            onBack={() => steps.back()}
+            ranked={ranked}
+            vocabulary={vocabulary}
+            eosIds={next.eos_ids}
+            sampling={sampling}
+            isLoading={isLoading}
+            isFinished={isFinished}
+            onSamplingChange={setSampling}
+            onSelect={decoding.append}
+            onUndo={() => decoding.undo()}
           />
         )}
-        {about.family === "encoder-decoder" && source.can("alignment") && (
-          <AlignmentMap source={fixed.source ?? ""} tokens={written.map(({ id }) => id)} />
+        {modelInfo.family === "encoder-decoder" && transport.supports("alignment") && (
+          <AlignmentMap source={initialTexts.source ?? ""} tokens={newTokens.map(({ id }) => id)} />
         )}
       </div>
     </>

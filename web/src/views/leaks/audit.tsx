@@ -1,91 +1,92 @@
-/** The audit: what the mask claims beside what moves when a token is changed, and the findings in words. */
+/** The audit: claimed and measured influence, and the findings. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { Finding, Leaks } from "../../answers.ts";
-import { Held } from "../../held.ts";
-import { numbered } from "../../map/labels.ts";
-import type { Point } from "../../map/matrix.ts";
-import { Notice } from "../../parts/controls.tsx";
-import { Legend } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { usePage } from "../../shell/given.ts";
-import { RecordedSource } from "../../source/recorded.ts";
-import { said } from "../../source/source.ts";
-import { mapsOf } from "./influence.ts";
+import type { AuditAnswer, Finding } from "../../api.ts";
+import { Status } from "../../components/controls.tsx";
+import { Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { positionLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
+import { useExplorer } from "../../shell/hooks.ts";
+import { Store } from "../../store.ts";
+import { SnapshotTransport } from "../../transport/snapshot.ts";
+import { errorMessage } from "../../transport/transport.ts";
+import { influenceMaps } from "./influence.ts";
 
-const AGAIN = 1000; // milliseconds
+const POLL_MS = 1000;
 
 export function Audit() {
-  const { source } = usePage();
-  const [answer, setAnswer] = useState<Leaks | null>(null);
+  const { transport } = useExplorer();
+  const [answer, setAnswer] = useState<AuditAnswer | null>(null);
   const [error, setError] = useState("");
-  const [going, setGoing] = useState(source instanceof RecordedSource); // there it costs nothing
+  // in a snapshot the audit is already done
+  const [isRunning, setIsRunning] = useState(transport instanceof SnapshotTransport);
   useEffect(() => {
-    if (!going) return;
-    let wait = 0,
-      here = true;
-    const look = () =>
-      source.ask("leaks", { wait: false }).then(
-        (found) => {
-          if (!here) return;
-          setAnswer(found);
+    if (!isRunning) return;
+    let timer = 0,
+      isActive = true;
+    const poll = () =>
+      transport.ask("audit", { wait: false }).then(
+        (status) => {
+          if (!isActive) return;
+          setAnswer(status);
           setError("");
-          if (found.state === "running") wait = window.setTimeout(look, AGAIN);
-          else setGoing(false);
+          if (status.state === "running") timer = window.setTimeout(poll, POLL_MS);
+          else setIsRunning(false);
         },
-        (wrong: unknown) => {
-          if (!here) return;
-          setError(said(wrong));
-          setGoing(false);
+        (reason: unknown) => {
+          if (!isActive) return;
+          setError(errorMessage(reason));
+          setIsRunning(false);
         },
       );
-    void look();
+    void poll();
     return () => {
-      here = false;
-      window.clearTimeout(wait);
+      isActive = false;
+      window.clearTimeout(timer);
     };
-  }, [source, going]);
+  }, [transport, isRunning]);
   return (
     <section aria-label="Audit">
-      <h2>What is claimed, and what is measured</h2>
+      <h2>Claimed and measured influence</h2>
       <p class="prose">
-        The mask says who may influence whom. The audit changes one token at a time, and looks which outputs move. Where
-        something moves that may not, the model leaks.
+        The mask defines which tokens may influence which outputs. The audit changes one token at a time and
+        measures which outputs change. A change that the mask forbids is a leak.
       </p>
       {answer?.state !== "done" && (
         <div class="bar">
-          <button type="button" disabled={going} onClick={() => setGoing(true)}>
-            {going ? "Auditing …" : "Audit this model"}
+          <button type="button" disabled={isRunning} onClick={() => setIsRunning(true)}>
+            {isRunning ? "Auditing …" : "Audit this model"}
           </button>
-          {going && answer !== null && (
-            <span class="quiet" role="status">
+          {isRunning && answer !== null && (
+            <span class="muted" role="status">
               {answer.seconds.toFixed(0)} s so far
             </span>
           )}
         </div>
       )}
-      <Notice error={error} />
-      {answer?.state === "done" && <Found answer={answer} />}
+      <Status error={error} />
+      {answer?.state === "done" && <AuditResult answer={answer} />}
     </section>
   );
 }
 
-function Found({ answer }: { answer: Leaks }) {
-  const maps = useMemo(() => mapsOf(answer), [answer]);
-  const labels = useMemo(() => numbered(Math.max(answer.rows ?? 0, answer.columns ?? 0)), [answer]);
-  const pointed = useMemo(() => new Held<Point>({ row: null, column: null }), []);
-  const point = (at: Point | null) => pointed.set(at ?? { row: null, column: null });
+function AuditResult({ answer }: { answer: AuditAnswer }) {
+  const maps = useMemo(() => influenceMaps(answer), [answer]);
+  const labels = useMemo(() => positionLabels(Math.max(answer.rows ?? 0, answer.columns ?? 0)), [answer]);
+  const hovered = useMemo(() => new Store<CellPosition>({ row: null, column: null }), []);
+  const onHover = (cell: CellPosition | null) => hovered.set(cell ?? { row: null, column: null });
   const report = answer.report;
   return (
     <>
       {report && (
         <p class={report.ok ? "verdict good" : "verdict alert"} role="status">
           {report.ok
-            ? "✓ Clean: nothing moved that may not."
+            ? "✓ No leaks: every change is allowed by the mask."
             : report.findings.length === 0
               ? "? Not everything could be checked."
               : `☒ ${report.findings.length === 1 ? "One leak" : `${report.findings.length} leaks`} found.`}
-          <span class="quiet">
+          <span class="muted">
             {" "}
             {answer.seconds.toFixed(1)} s
             {report.claim ? (
@@ -97,35 +98,35 @@ function Found({ answer }: { answer: Leaks }) {
         </p>
       )}
       {maps !== null && (
-        <div class="panels several two">
+        <div class="panels side-by-side two">
           <section class="panel" aria-label="Claimed">
             <h3>
-              Claimed <span class="quiet">who may influence whom</span>
+              Claimed <span class="muted">which tokens may influence which outputs</span>
             </h3>
             <MapCanvas
               title="Claimed influence"
               data={maps.claimed}
               rows={labels}
               columns={labels}
-              pointed={pointed}
-              onPoint={point}
-              tallest={440}
-              buttons={false}
+              hovered={hovered}
+              onHover={onHover}
+              maxHeight={440}
+              showZoomButtons={false}
             />
           </section>
           <section class="panel" aria-label="Measured">
             <h3>
-              Measured <span class="quiet">who did, and by how much</span>
+              Measured <span class="muted">which do, and how strongly</span>
             </h3>
             <MapCanvas
               title="Measured influence"
               data={maps.measured}
               rows={labels}
               columns={labels}
-              pointed={pointed}
-              onPoint={point}
-              tallest={440}
-              buttons={false}
+              hovered={hovered}
+              onHover={onHover}
+              maxHeight={440}
+              showZoomButtons={false}
             />
             <Legend low={maps.low} high={maps.high} />
           </section>
@@ -144,7 +145,7 @@ function Found({ answer }: { answer: Leaks }) {
       )}
       {report?.notes && report.notes.length > 0 && (
         <details>
-          <summary>Good to know: {report.notes.length}</summary>
+          <summary>Notes: {report.notes.length}</summary>
           <ul>
             {report.notes.map((line) => (
               <li key={line}>{line}</li>
@@ -173,13 +174,13 @@ function Findings({ findings }: { findings: Finding[] }) {
             : {finding.message}
           </p>
           {finding.line && (
-            <p class="quiet">
+            <p class="muted">
               <code>{finding.line}</code>
             </p>
           )}
           {finding.reproduce && (
             <details>
-              <summary>See it for yourself</summary>
+              <summary>Reproduce</summary>
               <pre>{finding.reproduce}</pre>
             </details>
           )}

@@ -1,41 +1,41 @@
-/** Who moved whom in an audit: sizes from 1e-12 to 1, on a scale on which the smallest that counts can be seen. */
+/** Maps of an audit's influences, from 1e-12 to 1, on a logarithmic scale. */
 
-import { Bits, floats } from "../../bytes.ts";
-import type { Leaks } from "../../answers.ts";
-import { WholeMap } from "../../map/whole.ts";
+import type { AuditAnswer } from "../../api.ts";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { BitMatrix, decodeFloats } from "../../wire.ts";
 
-const LEAST = 1e-6; // relative to the largest: less is rounding
+const MIN_RELATIVE_INFLUENCE = 1e-6; // to the largest; smaller ones are rounding errors
 
-export interface Maps {
-  claimed: WholeMap;
-  measured: WholeMap;
+export interface InfluenceMaps {
+  claimed: InMemoryMap;
+  measured: InMemoryMap;
   low: string;
   high: string;
 }
 
-export function mapsOf(answer: Leaks): Maps | null {
+export function influenceMaps(answer: AuditAnswer): InfluenceMaps | null {
   const { rows, columns, claim_bits, influence_f32 } = answer;
   if (!rows || !columns || claim_bits === undefined || influence_f32 === undefined) return null;
-  const claim = Bits.read(claim_bits, rows, columns);
-  const sizes = floats(influence_f32);
-  const most = sizes.reduce((a, b) => (Number.isFinite(b) ? Math.max(a, b) : a), 0);
+  const claim = BitMatrix.decode(claim_bits, rows, columns);
+  const influences = decodeFloats(influence_f32);
+  const max = influences.reduce((a, b) => (Number.isFinite(b) ? Math.max(a, b) : a), 0);
   return {
-    claimed: WholeMap.of(claim),
-    measured: new WholeMap(
+    claimed: InMemoryMap.fromBits(claim),
+    measured: new InMemoryMap(
       rows,
       columns,
-      Uint8Array.from(sizes, (size) => level(size, most)),
+      Uint8Array.from(influences, (influence) => influenceLevel(influence, max)),
       claim,
       1,
     ),
-    low: most > 0 ? `${(most * LEAST).toExponential(0)} or less` : "0",
-    high: most.toPrecision(2),
+    low: max > 0 ? `${(max * MIN_RELATIVE_INFLUENCE).toExponential(0)} or less` : "0",
+    high: max.toPrecision(2),
   };
 }
 
-/** By its order of magnitude, 0 to 255. */
-export function level(size: number, most: number): number {
-  if (!(size > most * LEAST) || most <= 0) return 0;
-  if (!Number.isFinite(size)) return 255;
-  return Math.max(3, Math.round(255 * (1 - Math.log(size / most) / Math.log(LEAST))));
+/** An influence as a byte, on a logarithmic scale. */
+export function influenceLevel(influence: number, max: number): number {
+  if (!(influence > max * MIN_RELATIVE_INFLUENCE) || max <= 0) return 0;
+  if (!Number.isFinite(influence)) return 255;
+  return Math.max(3, Math.round(255 * (1 - Math.log(influence / max) / Math.log(MIN_RELATIVE_INFLUENCE))));
 }

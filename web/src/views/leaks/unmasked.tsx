@@ -1,141 +1,173 @@
-/** The causal mask taken away: what the model then reads, and how its loss falls for the wrong reason. */
+/** The model without its causal mask: its attention, and its losses next to those with the mask. */
 
 import { useMemo, useState } from "preact/hooks";
-import type { Token, Unmasked } from "../../answers.ts";
-import { Bits, bytes, floats } from "../../bytes.ts";
-import { type Cluster, clusters, label } from "../../graphemes.ts";
-import { Held } from "../../held.ts";
-import { labelsOf } from "../../map/labels.ts";
-import type { Point } from "../../map/matrix.ts";
-import { WholeMap } from "../../map/whole.ts";
-import { Notice, Switch } from "../../parts/controls.tsx";
-import { digits, Legend } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { TextFields } from "../../parts/texts.tsx";
-import { useAnswer, useTexts } from "../../shell/given.ts";
+import type { Token, UnmaskedAnswer } from "../../api.ts";
+import { Status, Switch } from "../../components/controls.tsx";
+import { formatWeight, Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { TextFields } from "../../components/textFields.tsx";
+import { type Cluster, displayLabel, graphemeClusters } from "../../graphemes.ts";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { tokenLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
+import { useQuery, useTexts } from "../../shell/hooks.ts";
+import { Store } from "../../store.ts";
+import { BitMatrix, decodeBytes, decodeFloats } from "../../wire.ts";
 
-const SHOWN = 200; // tokens whose loss is drawn
+const MAX_TOKENS_SHOWN = 200; // whose losses are listed
 
-export function WithoutMask() {
+export function UnmaskedComparison() {
   const [texts] = useTexts();
-  const [masked, setMasked] = useState(true);
-  const { answer, error, busy } = useAnswer("unmasked", texts);
+  const [isMasked, setIsMasked] = useState(true);
+  const { answer, error, isLoading } = useQuery("unmasked", texts);
   return (
     <section aria-label="Without the mask">
       <h2>Without the mask</h2>
-      <p class="prose">A model that may look ahead reads its answer instead of finding it. Switch the mask off and see.</p>
-      <TextFields act="Measure" busy={busy} />
+      <p class="prose">
+        A model that can attend to the future copies the answer instead of predicting it. Turn the mask off to
+        see the effect.
+      </p>
+      <TextFields submitLabel="Compare" isLoading={isLoading} />
       <div class="bar">
-        <Switch label="Causal mask" on={masked} onChange={setMasked} />
+        <Switch label="Causal mask" checked={isMasked} onChange={setIsMasked} />
       </div>
-      <Notice error={error} busy={busy && answer === null}>
-        The model reads it twice …
-      </Notice>
-      {answer !== null && error === "" && <Both answer={answer} masked={masked} />}
+      <Status error={error} isLoading={isLoading && answer === null}>
+        Running the model with and without the mask …
+      </Status>
+      {answer !== null && error === "" && <ComparisonResult answer={answer} isMasked={isMasked} />}
     </section>
   );
 }
 
-function Both({ answer, masked }: { answer: Unmasked; masked: boolean }) {
-  const { rows, columns, before_u8, after_u8 } = answer.reads;
+function ComparisonResult({ answer, isMasked }: { answer: UnmaskedAnswer; isMasked: boolean }) {
+  const { rows, columns, masked_u8, unmasked_u8 } = answer.maps;
   const maps = useMemo(() => {
-    const past = lower(rows, columns),
-      [before, after] = [bytes(before_u8), bytes(after_u8)];
-    return { before: new WholeMap(rows, columns, before, past), after: new WholeMap(rows, columns, after, past) };
+    const causal = causalMask(rows, columns),
+      [masked, unmasked] = [decodeBytes(masked_u8), decodeBytes(unmasked_u8)];
+    return {
+      masked: new InMemoryMap(rows, columns, masked, causal),
+      unmasked: new InMemoryMap(rows, columns, unmasked, causal),
+    };
   }, [answer]);
-  const losses = useMemo(() => ({ with: floats(answer.with_f32), without: floats(answer.without_f32) }), [answer]);
-  const labels = useMemo(() => labelsOf(shownOf(answer)), [answer]);
-  const pointed = useMemo(() => new Held<Point>({ row: null, column: null }), []);
-  const map = masked ? maps.before : maps.after;
-  const [kept, lost] = [mean(losses.with), mean(losses.without)];
+  const losses = useMemo(
+    () => ({
+      masked: decodeFloats(answer.masked_loss_f32),
+      unmasked: decodeFloats(answer.unmasked_loss_f32),
+    }),
+    [answer],
+  );
+  const labels = useMemo(() => tokenLabels(inputTokens(answer)), [answer]);
+  const hovered = useMemo(() => new Store<CellPosition>({ row: null, column: null }), []);
+  const map = isMasked ? maps.masked : maps.unmasked;
+  const [maskedMean, unmaskedMean] = [mean(losses.masked), mean(losses.unmasked)];
   return (
     <>
-      <p class="note">{answer.words}</p>
+      <p class="note">{answer.note}</p>
       <div class="columns">
-        <section class="panel" aria-label="What it reads">
+        <section class="panel" aria-label="Attention">
           <h3>
-            What it reads <span class="quiet">mean of all layers and heads, {masked ? "with the mask" : "without it"}</span>
+            Attention{" "}
+            <span class="muted">
+              mean of all layers and heads, {isMasked ? "with the mask" : "without the mask"}
+            </span>
           </h3>
           <MapCanvas
-            title={masked ? "Reading with the mask" : "Reading without the mask"}
+            title={isMasked ? "Attention with the mask" : "Attention without the mask"}
             data={map}
             rows={labels}
             columns={labels}
-            pointed={pointed}
-            onPoint={(at) => pointed.set(at ?? { row: null, column: null })}
-            tallest={460}
+            hovered={hovered}
+            onHover={(cell) => hovered.set(cell ?? { row: null, column: null })}
+            maxHeight={460}
           />
-          <Legend high={digits(map.top())} />
+          <Legend high={formatWeight(map.maxWeight())} />
         </section>
-        <section aria-label="Loss of each token">
+        <section aria-label="Loss per token">
           <h3>
-            Loss of each token <span class="quiet">lower is better, if it is honest</span>
+            Loss per token <span class="muted">lower is better, unless the model sees the future</span>
           </h3>
-          <p class="large">
-            {(masked ? kept : lost).toFixed(3)}
-            <span class="quiet">
+          <p class="key-figure">
+            {(isMasked ? maskedMean : unmaskedMean).toFixed(3)}
+            <span class="muted">
               {" "}
-              mean, {masked ? `without the mask ${lost.toFixed(3)}` : `with the mask ${kept.toFixed(3)}`}
+              mean,{" "}
+              {isMasked
+                ? `without the mask ${unmaskedMean.toFixed(3)}`
+                : `with the mask ${maskedMean.toFixed(3)}`}
             </span>
           </p>
-          <Losses answer={answer} now={masked ? losses.with : losses.without} other={masked ? losses.without : losses.with} />
+          <TokenLosses
+            answer={answer}
+            losses={isMasked ? losses.masked : losses.unmasked}
+            otherLosses={isMasked ? losses.unmasked : losses.masked}
+          />
         </section>
       </div>
     </>
   );
 }
 
-/** Bars: as the switch stands. Lines: as it would be the other way. */
-function Losses({ answer, now, other }: { answer: Unmasked; now: Float32Array; other: Float32Array }) {
-  const shift = Math.max(0, answer.tokens.length - now.length); // where the first token is asked for by nobody
-  const rows = clusters(answer.tokens.slice(shift))
-    .slice(0, SHOWN)
-    .map((group) => ({ text: label(group.text), now: sum(now, group), other: sum(other, group) }));
-  const top = Math.max(1e-9, ...rows.flatMap((row) => [row.now, row.other]).filter(Number.isFinite));
+interface TokenLossesProps {
+  answer: UnmaskedAnswer;
+  losses: Float32Array; // drawn as bars
+  otherLosses: Float32Array; // with the switch in the other position, drawn as lines
+}
+
+function TokenLosses({ answer, losses, otherLosses }: TokenLossesProps) {
+  const offset = Math.max(0, answer.tokens.length - losses.length); // the first token may not be predicted
+  const rows = graphemeClusters(answer.tokens.slice(offset))
+    .slice(0, MAX_TOKENS_SHOWN)
+    .map((cluster) => ({
+      text: displayLabel(cluster.text),
+      loss: sum(losses, cluster),
+      otherLoss: sum(otherLosses, cluster),
+    }));
+  const maxLoss = Math.max(1e-9, ...rows.flatMap((row) => [row.loss, row.otherLoss]).filter(Number.isFinite));
   return (
     <>
-      <ol class="bars losses" aria-label="Loss of each token">
+      <ol class="bars losses" aria-label="Loss per token">
         {rows.map((row, n) => (
           <li key={n}>
-            <span class="word" dir="auto">
+            <span class="token-text" dir="auto">
               {row.text}
             </span>
             <span class="track">
-              <span class="fill" style={{ width: `${(100 * Math.max(0, row.now)) / top}%` }} />
-              <span class="tick" style={{ left: `${(100 * Math.max(0, row.other)) / top}%` }} />
+              <span class="fill" style={{ width: `${(100 * Math.max(0, row.loss)) / maxLoss}%` }} />
+              <span class="tick" style={{ left: `${(100 * Math.max(0, row.otherLoss)) / maxLoss}%` }} />
             </span>
-            <span class="chance">{Number.isFinite(row.now) ? row.now.toFixed(2) : "–"}</span>
+            <span class="value">{Number.isFinite(row.loss) ? row.loss.toFixed(2) : "–"}</span>
           </li>
         ))}
       </ol>
-      {now.length > SHOWN && <p class="quiet">The beginning of {now.length} tokens.</p>}
+      {losses.length > MAX_TOKENS_SHOWN && <p class="muted">Only the start of {losses.length} tokens.</p>}
     </>
   );
 }
 
-/** What the model is shown: the beginning, and every token but the last; each is asked for the token after it. */
-function shownOf({ tokens, reads }: Unmasked): Token[] {
+/** The inputs: a start token and all tokens but the last, each of which predicts the token after it. */
+function inputTokens({ tokens, maps: reads }: UnmaskedAnswer): Token[] {
   return tokens.length === reads.rows
     ? [{ id: -1, text: "start", special: true }, ...tokens.slice(0, -1)]
     : tokens.slice(0, reads.rows);
 }
 
-/** What a causal mask allows. */
-function lower(rows: number, columns: number): Bits {
+function causalMask(rows: number, columns: number): BitMatrix {
   const stride = (columns + 7) >> 3,
-    raw = new Uint8Array(rows * stride);
+    bytes = new Uint8Array(rows * stride);
   for (let row = 0; row < rows; row++) {
-    for (let column = 0; column <= row && column < columns; column++) raw[row * stride + (column >> 3)] |= 128 >> (column & 7);
+    for (let column = 0; column <= row && column < columns; column++) {
+      bytes[row * stride + (column >> 3)] |= 128 >> (column & 7);
+    }
   }
-  return new Bits(raw, rows, columns);
+  return new BitMatrix(bytes, rows, columns);
 }
 
-/** Tokens that are parts of one letter count together. */
-function sum(values: Float32Array, group: Cluster): number {
-  return values.subarray(group.first, group.end).reduce((a, b) => a + b, 0);
+/** The total loss of the tokens of one grapheme cluster. */
+function sum(values: Float32Array, cluster: Cluster): number {
+  return values.subarray(cluster.first, cluster.end).reduce((a, b) => a + b, 0);
 }
 
 function mean(values: Float32Array): number {
-  const known = values.filter((value) => Number.isFinite(value));
-  return known.length === 0 ? NaN : known.reduce((a, b) => a + b, 0) / known.length;
+  const finite = values.filter((value) => Number.isFinite(value));
+  return finite.length === 0 ? NaN : finite.reduce((a, b) => a + b, 0) / finite.length;
 }

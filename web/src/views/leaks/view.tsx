@@ -1,15 +1,16 @@
-/** Leaks: does the model keep to what its mask claims, and what would happen if it did not? */
+/** The leaks view: an audit of the claimed mask, and the model without its causal mask. */
 
-import { usePage } from "../../shell/given.ts";
+import { useExplorer } from "../../shell/hooks.ts";
 import { Audit } from "./audit.tsx";
-import { WithoutMask } from "./unmasked.tsx";
+import { UnmaskedComparison } from "./unmasked.tsx";
 
 export function LeaksView() {
-  const { source, about } = usePage();
+  const { transport, modelInfo } = useExplorer();
+  const isCausal = modelInfo.attentions.some(({ kind }) => kind === "masked");
   return (
     <>
-      {source.can("leaks") && <Audit />}
-      {source.can("unmasked") && about.attentions.some(({ kind }) => kind === "masked") && <WithoutMask />}
+      {transport.supports("audit") && <Audit />}
+      {transport.supports("unmasked") && isCausal && <UnmaskedComparison />}
     </>
   );
 }

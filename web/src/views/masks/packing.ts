@@ -1,18 +1,18 @@
-/** Several texts in one row. */
+/** Sequences packed into one row. */
 
-/** Their lengths, from what was typed: whole numbers, whatever stands between them. */
-export function lengths(typed: string): number[] {
-  return (typed.match(/\d+/g) ?? []).map(Number).filter((n) => n > 0);
+/** All positive integers in a text, whatever separates them. */
+export function parseLengths(text: string): number[] {
+  return (text.match(/\d+/g) ?? []).map(Number).filter((n) => n > 0);
 }
 
-/** The positions at which a text begins that is not the first. */
-export function cuts(packing: readonly number[], left: number, rows: number): number[] {
-  const out: number[] = [];
-  let at = left;
+/** The positions where a packed sequence starts, except the first one. */
+export function segmentBoundaries(packing: readonly number[], leftPadding: number, rows: number): number[] {
+  const boundaries: number[] = [];
+  let position = leftPadding;
   for (const length of packing) {
-    if (at > left && at < rows) out.push(at);
-    at += length;
+    if (position > leftPadding && position < rows) boundaries.push(position);
+    position += length;
   }
-  if (packing.length > 0 && at < rows) out.push(at);
-  return out;
+  if (packing.length > 0 && position < rows) boundaries.push(position);
+  return boundaries;
 }

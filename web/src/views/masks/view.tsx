@@ -1,36 +1,39 @@
-/** Masks: an expression, drawn as you type it, with padding and packing, its cost and its faults. */
+/** The masks view: a mask expression with padding and packing, drawn as you type; its cost and faults. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { MaskAnswer, MaskGiven } from "../../answers.ts";
-import { Bits } from "../../bytes.ts";
-import { Held, useHeld } from "../../held.ts";
-import { numbered } from "../../map/labels.ts";
-import type { Point } from "../../map/matrix.ts";
-import { WholeMap } from "../../map/whole.ts";
-import { NumberField, Slider } from "../../parts/controls.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { useAnswer, useWord } from "../../shell/given.ts";
-import { EXAMPLES, LENGTH } from "./examples.ts";
-import { cuts, lengths } from "./packing.ts";
+import type { MaskAnswer, MaskParams } from "../../api.ts";
+import { NumberField, Slider } from "../../components/controls.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { InMemoryMap } from "../../map/inMemoryMap.ts";
+import { positionLabels } from "../../map/labels.ts";
+import type { CellPosition } from "../../map/matrix.ts";
+import { useQuery, useUrlParam } from "../../shell/hooks.ts";
+import { Store, useStore } from "../../store.ts";
+import { BitMatrix } from "../../wire.ts";
+import { EXAMPLE_LENGTH, EXAMPLES } from "./examples.ts";
+import { parseLengths, segmentBoundaries } from "./packing.ts";
 
-const PAUSE = 150; // milliseconds after the last key before it is asked
-const FAULTS = 6; // that are listed
+const DEBOUNCE_MS = 150; // after the last key press
+const MAX_FAULTS_SHOWN = 6;
 
 export function MasksView() {
-  const [expression, sayExpression] = useWord("mask", EXAMPLES[3][0]);
-  const [long, sayLong] = useWord("length", String(LENGTH));
+  const [expression, setExpression] = useUrlParam("mask", EXAMPLES[3][0]);
+  const [lengthParam, setLength] = useUrlParam("length", String(EXAMPLE_LENGTH));
   const [padding, setPadding] = useState({ left: 0, right: 0 });
-  const [packed, setPacked] = useState("");
-  const length = Math.max(1, Math.min(512, Math.round(Number(long)) || LENGTH));
-  const given = useSettled<MaskGiven>(
-    useMemo(() => ({ expression, length, padding, packing: lengths(packed) }), [expression, length, padding, packed]),
+  const [packingText, setPackingText] = useState("");
+  const length = Math.max(1, Math.min(512, Math.round(Number(lengthParam)) || EXAMPLE_LENGTH));
+  const params = useDebounced<MaskParams>(
+    useMemo(
+      () => ({ expression, length, padding, packing: parseLengths(packingText) }),
+      [expression, length, padding, packingText],
+    ),
   );
-  const { answer, error, busy } = useAnswer("mask", given.expression.trim() === "" ? null : given);
+  const { answer, error, isLoading } = useQuery("mask", params.expression.trim() === "" ? null : params);
   return (
     <>
       <div class="bar wrap">
         <label class="text line">
-          <span>Who may look at whom</span>
+          <span>Mask expression</span>
           <input
             type="text"
             class="code"
@@ -40,27 +43,31 @@ export function MasksView() {
             autocapitalize="off"
             aria-invalid={error !== ""}
             aria-describedby="keepleft-mask-error"
-            onInput={(event) => sayExpression(event.currentTarget.value)}
+            onInput={(event) => setExpression(event.currentTarget.value)}
           />
         </label>
       </div>
-      <p class={error === "" ? "quiet under" : "error under"} id="keepleft-mask-error" role="status">
+      <p
+        class={error === "" ? "muted field-status" : "error field-status"}
+        id="keepleft-mask-error"
+        role="status"
+      >
         {error !== ""
           ? error
           : expression.trim() === ""
-            ? "Write a mask, or take one of these."
-            : busy || answer === null
+            ? "Enter a mask, or choose an example."
+            : isLoading || answer === null
               ? " "
-              : `read as ${answer.mask}`}
+              : `parsed as ${answer.mask}`}
       </p>
       <div class="chips" role="group" aria-label="Examples">
-        {EXAMPLES.map(([text, says]) => (
+        {EXAMPLES.map(([text, description]) => (
           <button
             type="button"
             key={text}
-            class={text === expression ? "chip on" : "chip"}
-            title={says}
-            onClick={() => sayExpression(text)}
+            class={text === expression ? "chip selected" : "chip"}
+            title={description}
+            onClick={() => setExpression(text)}
           >
             <code>{text}</code>
           </button>
@@ -68,87 +75,104 @@ export function MasksView() {
       </div>
       <div class="bar">
         <Slider
-          label="positions"
+          label="sequence length"
           value={length}
-          least={1}
-          most={128}
+          min={1}
+          max={128}
           step={1}
-          shown={String(length)}
-          onChange={(n) => sayLong(String(n))}
+          valueText={String(length)}
+          onChange={(n) => setLength(String(n))}
         />
         <NumberField
-          label="Padding left"
+          label="Left padding"
           value={padding.left}
-          least={0}
-          most={length - 1}
+          min={0}
+          max={length - 1}
           onChange={(left) => setPadding({ ...padding, left })}
         />
         <NumberField
-          label="Padding right"
+          label="Right padding"
           value={padding.right}
-          least={0}
-          most={length - 1}
+          min={0}
+          max={length - 1}
           onChange={(right) => setPadding({ ...padding, right })}
         />
         <label class="choice">
-          <span>Packed texts</span>
+          <span>Packed sequences</span>
           <input
             type="text"
-            aria-label="Packed texts"
-            value={packed}
+            aria-label="Packed sequences"
+            value={packingText}
             placeholder="6, 5, 5"
             inputMode="numeric"
-            onInput={(event) => setPacked(event.currentTarget.value)}
+            onInput={(event) => setPackingText(event.currentTarget.value)}
           />
         </label>
       </div>
-      {answer !== null && <Drawn answer={answer} given={given} stale={error !== ""} />}
+      {answer !== null && <MaskResult answer={answer} params={params} isStale={error !== ""} />}
     </>
   );
 }
 
-function Drawn({ answer, given, stale }: { answer: MaskAnswer; given: MaskGiven; stale: boolean }) {
-  const map = useMemo(() => WholeMap.of(Bits.read(answer.seen_bits, answer.rows, answer.columns)), [answer]);
-  const labels = useMemo(() => ({ rows: numbered(answer.rows), columns: numbered(answer.columns) }), [answer]);
-  const lines = useMemo(() => cuts(given.packing, given.padding.left, answer.rows), [given, answer]);
-  const pointed = useMemo(() => new Held<Point>({ row: null, column: null }), []);
-  const point = useHeld(pointed);
-  const at = point.row === null || point.column === null ? null : map.at(point.row, point.column);
+interface MaskResultProps {
+  answer: MaskAnswer;
+  params: MaskParams;
+  isStale: boolean; // the expression has an error, and the last valid mask is shown
+}
+
+function MaskResult({ answer, params, isStale }: MaskResultProps) {
+  const map = useMemo(
+    () => InMemoryMap.fromBits(BitMatrix.decode(answer.visible_bits, answer.rows, answer.columns)),
+    [answer],
+  );
+  const labels = useMemo(
+    () => ({ rows: positionLabels(answer.rows), columns: positionLabels(answer.columns) }),
+    [answer],
+  );
+  const boundaries = useMemo(
+    () => segmentBoundaries(params.packing, params.padding.left, answer.rows),
+    [params, answer],
+  );
+  const hovered = useMemo(() => new Store<CellPosition>({ row: null, column: null }), []);
+  const cell = useStore(hovered);
+  const value = cell.row === null || cell.column === null ? null : map.cellValue(cell.row, cell.column);
+  const { visible, total, fraction, note } = answer.cost;
+  const verb = value?.isAllowed ? "may" : "may not";
   return (
-    <div class={stale ? "columns mask-sheet stale" : "columns mask-sheet"}>
+    <div class={isStale ? "columns mask-result stale" : "columns mask-result"}>
       <div>
         <MapCanvas
           title={`Mask ${answer.mask}`}
           data={map}
           rows={labels.rows}
           columns={labels.columns}
-          pointed={pointed}
-          cuts={lines}
-          tallest={560}
-          onPoint={(to) => pointed.set(to ?? { row: null, column: null })}
+          hovered={hovered}
+          boundaries={boundaries}
+          maxHeight={560}
+          onHover={(position) => hovered.set(position ?? { row: null, column: null })}
         />
         <p class="readout" role="status">
-          {at === null
-            ? "Rows look, columns are looked at. Filled: may look. Hatched: may not."
-            : `Position ${point.row} ${at.allowed ? "may" : "may not"} look at position ${point.column}.`}
+          {value === null
+            ? "Rows are queries, columns are keys. Filled: may attend. Hatched: masked out."
+            : `Position ${cell.row} ${verb} attend to position ${cell.column}.`}
         </p>
       </div>
       <aside>
         <h3>Cost</h3>
-        <p class="large">{(100 * answer.cost.share).toFixed(answer.cost.share < 0.1 ? 1 : 0)} %</p>
-        <p class="quiet">
-          {answer.cost.seen.toLocaleString("en")} of {answer.cost.all.toLocaleString("en")} pairs. {answer.cost.words}
+        <p class="key-figure">{(100 * fraction).toFixed(fraction < 0.1 ? 1 : 0)} %</p>
+        <p class="muted">
+          {visible.toLocaleString("en")} of {total.toLocaleString("en")} query-key pairs. {note}
         </p>
         <h3>Faults</h3>
         {answer.faults.length === 0 ? (
-          <p class="quiet">None: every position sees something, and none its future.</p>
+          <p class="muted">None: every position can attend to something, and none to its future.</p>
         ) : (
           <ul class="faults">
-            {answer.faults.slice(0, FAULTS).map((fault) => (
+            {answer.faults.slice(0, MAX_FAULTS_SHOWN).map((fault) => (
               <li key={fault}>{fault}</li>
             ))}
-            {answer.faults.length > FAULTS && (
-              <li class="quiet">and {(answer.faults.length - FAULTS).toLocaleString("en")} more</li>
+            {answer.faults.length > MAX_FAULTS_SHOWN && (
+              <li class="muted">and {(answer.faults.length - MAX_FAULTS_SHOWN).toLocaleString("en")} more</li>
             )}
           </ul>
         )}
@@ -157,12 +181,12 @@ function Drawn({ answer, given, stale }: { answer: MaskAnswer; given: MaskGiven;
   );
 }
 
-/** The same, once it has been left alone for a moment. */
-function useSettled<T>(value: T): T {
-  const [settled, set] = useState(value);
+/** The value, once it has not changed for a moment. */
+function useDebounced<T>(value: T): T {
+  const [debounced, setDebounced] = useState(value);
   useEffect(() => {
-    const wait = window.setTimeout(() => set(value), PAUSE);
-    return () => window.clearTimeout(wait);
+    const timer = window.setTimeout(() => setDebounced(value), DEBOUNCE_MS);
+    return () => window.clearTimeout(timer);
   }, [value]);
-  return settled;
+  return debounced;
 }

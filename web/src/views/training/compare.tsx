@@ -1,12 +1,12 @@
-/** What `keepleft compare` found: one pass against the loop, and training with the mask against training without it. */
+/** The results of `keepleft compare`: parallel against step-by-step training, masked against unmasked. */
 
 import { useMemo } from "preact/hooks";
-import type { Compare } from "../../answers.ts";
-import { Chart, type Series } from "../../parts/chart.tsx";
+import type { CompareAnswer } from "../../api.ts";
+import { Chart, type Series } from "../../components/chart.tsx";
 
-export function Compared({ found }: { found: Compare }) {
-  const { same, control, masked, unmasked } = found;
-  const times = useMemo<Series[]>(
+export function CompareResult({ result }: { result: CompareAnswer }) {
+  const { same, control, masked, unmasked } = result;
+  const timeSeries = useMemo<Series[]>(
     () =>
       Object.keys(same?.[0]?.seconds ?? {}).map((name) => ({
         name,
@@ -14,12 +14,12 @@ export function Compared({ found }: { found: Compare }) {
       })),
     [same],
   );
-  const learned = useMemo<Series[]>(
+  const lossSeries = useMemo<Series[]>(
     () =>
       masked && unmasked
         ? [
-            { name: "with the mask", points: masked.curve },
-            { name: "without it", points: unmasked.curve },
+            { name: "masked", points: masked.curve },
+            { name: "unmasked", points: unmasked.curve },
           ]
         : [],
     [masked, unmasked],
@@ -27,21 +27,27 @@ export function Compared({ found }: { found: Compare }) {
   return (
     <>
       {same && same.length > 0 && (
-        <section aria-label="One pass against the loop">
-          <h3>One pass against the loop</h3>
+        <section aria-label="Parallel versus step-by-step training">
+          <h3>Parallel versus step-by-step training</h3>
           <p class="prose">
-            Teacher forcing shows the model the whole target at once. The mask makes that the same as writing it step by step,
-            and much quicker.
+            Teacher forcing processes the whole target in one pass. With the mask this gives the same
+            gradients as going through it step by step, and is much faster.
           </p>
-          <Chart title="Time of forward and backward" series={times} y="milliseconds" x="target length" log />
+          <Chart
+            title="Time of forward and backward pass"
+            series={timeSeries}
+            yLabel="milliseconds"
+            xLabel="target length"
+            logScale
+          />
           <div class="scroll">
             <table>
               <thead>
                 <tr>
-                  <th scope="col">target</th>
+                  <th scope="col">target length</th>
                   {Object.keys(same[0].ratio).map((name) => [
-                    <th scope="col">{name}: times the time</th>,
-                    <th scope="col">gradients differ by</th>,
+                    <th scope="col">{name}: slowdown</th>,
+                    <th scope="col">gradient difference</th>,
                   ])}
                 </tr>
               </thead>
@@ -59,33 +65,33 @@ export function Compared({ found }: { found: Compare }) {
             </table>
           </div>
           {control && (
-            <p class="quiet">
+            <p class="muted">
               Without the mask, at length {control.length}, the gradients differ by{" "}
               {Object.values(control.difference)
                 .map((d) => d.toPrecision(2))
                 .join(" and ")}
-              : then one pass learns something else.
+              : one pass would train something else.
             </p>
           )}
         </section>
       )}
       {masked && unmasked && (
-        <section aria-label="With the mask against without">
-          <h3>With the mask against without</h3>
-          <Chart title="Training loss" series={learned} y="loss per token" log />
+        <section aria-label="Masked versus unmasked training">
+          <h3>Masked versus unmasked training</h3>
+          <Chart title="Training loss" series={lossSeries} yLabel="loss per token" logScale />
           <div class="scroll">
             <table>
               <thead>
                 <tr>
                   <th />
-                  <th scope="col">with the mask</th>
-                  <th scope="col">without it</th>
+                  <th scope="col">masked</th>
+                  <th scope="col">unmasked</th>
                 </tr>
               </thead>
               <tbody>
-                {ROWS.map(([words, value]) => (
-                  <tr key={words}>
-                    <th scope="row">{words}</th>
+                {TABLE_ROWS.map(([title, value]) => (
+                  <tr key={title}>
+                    <th scope="row">{title}</th>
                     <td>{value(masked)}</td>
                     <td>{value(unmasked)}</td>
                   </tr>
@@ -97,16 +103,16 @@ export function Compared({ found }: { found: Compare }) {
             {masked.samples.map((sample, n) => (
               <li key={n}>
                 <p lang="en">{sample.english}</p>
-                <p class="quiet" lang="fr">
+                <p class="muted" lang="fr">
                   {sample.french}
                 </p>
                 <p>
-                  <span class="quiet">with the mask </span>
-                  <span lang="fr">{sample.written || NOTHING}</span>
+                  <span class="muted">masked </span>
+                  <span lang="fr">{sample.written || EMPTY_OUTPUT}</span>
                 </p>
                 <p>
-                  <span class="quiet">without it </span>
-                  <span lang="fr">{unmasked.samples[n]?.written || NOTHING}</span>
+                  <span class="muted">unmasked </span>
+                  <span lang="fr">{unmasked.samples[n]?.written || EMPTY_OUTPUT}</span>
                 </p>
               </li>
             ))}
@@ -119,14 +125,14 @@ export function Compared({ found }: { found: Compare }) {
   );
 }
 
-const NOTHING = "(nothing: it ends at once)";
-const share = (value: number) => `${(100 * value).toFixed(1)} %`;
+const EMPTY_OUTPUT = "(empty)";
+const formatPercent = (value: number) => `${(100 * value).toFixed(1)} %`;
 
-const ROWS: [string, (side: NonNullable<Compare["masked"]>) => string][] = [
-  ["mask of the decoder", (side) => side.mask],
-  ["held out, as in training: loss", (side) => side.loss.toFixed(4)],
-  ["held out, as in training: tokens right", (side) => share(side.accuracy)],
-  ["held out, future cut off: tokens right", (side) => share(side.honest)],
-  ["held out, written alone: words right", (side) => share(side.words)],
-  ["held out, written alone: sentences right", (side) => share(side.exact)],
+const TABLE_ROWS: [string, (side: NonNullable<CompareAnswer["masked"]>) => string][] = [
+  ["decoder mask", (side) => side.mask],
+  ["held-out loss, teacher forcing", (side) => side.loss.toFixed(4)],
+  ["held-out token accuracy, teacher forcing", (side) => formatPercent(side.accuracy)],
+  ["held-out token accuracy, future removed", (side) => formatPercent(side.honest)],
+  ["held-out word accuracy, generated", (side) => formatPercent(side.words)],
+  ["held-out exact match, generated", (side) => formatPercent(side.exact)],
 ];

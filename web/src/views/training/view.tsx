@@ -1,27 +1,27 @@
-/** Training: the curves of a run while it goes on, and what the mask is for, measured. */
+/** The training view: the metrics of runs, and the results of `keepleft compare`. */
 
 import { useMemo } from "preact/hooks";
-import { Chart } from "../../parts/chart.tsx";
-import { Choice, Notice } from "../../parts/controls.tsx";
-import { useAnswer, usePage, useWord } from "../../shell/given.ts";
-import { Compared } from "./compare.tsx";
-import { curves, useRun } from "./run.ts";
+import { Chart } from "../../components/chart.tsx";
+import { Select, Status } from "../../components/controls.tsx";
+import { useExplorer, useQuery, useUrlParam } from "../../shell/hooks.ts";
+import { CompareResult } from "./compare.tsx";
+import { runCharts, useRun } from "./useRun.ts";
 
 export function TrainingView() {
-  const { source } = usePage();
-  const { answer: compared, error } = useAnswer("compare", source.can("compare") ? {} : null);
+  const { transport } = useExplorer();
+  const { answer: compared, error } = useQuery("compare", transport.supports("compare") ? {} : null);
   return (
     <>
-      {source.can("runs") && <Runs />}
-      <section aria-label="What the mask is for">
-        <h2>What the mask is for</h2>
-        <Notice error={error} />
+      {transport.supports("runs") && <Runs />}
+      <section aria-label="Effect of the causal mask">
+        <h2>Effect of the causal mask</h2>
+        <Status error={error} />
         {compared !== null &&
           (compared.same || compared.masked ? (
-            <Compared found={compared} />
+            <CompareResult result={compared} />
           ) : (
-            <p class="quiet">
-              Nothing was compared yet. <code>keepleft compare</code> does it, in a minute or two.
+            <p class="muted">
+              No results yet. Run <code>keepleft compare</code>, which takes a minute or two.
             </p>
           ))}
       </section>
@@ -30,37 +30,38 @@ export function TrainingView() {
 }
 
 function Runs() {
-  const { answer, error, busy } = useAnswer("runs", {});
-  const [name, sayName] = useWord("run", "");
+  const { answer, error, isLoading } = useQuery("runs", {});
+  const [name, setName] = useUrlParam("run", "");
   const runs = answer?.runs ?? [];
-  const chosen = runs.find((run) => run.name === name) ?? runs[0] ?? null;
-  const run = useRun(chosen?.name ?? null);
-  const charts = useMemo(() => curves(run.lines, chosen?.task), [run.lines, chosen?.task]);
+  const selected = runs.find((run) => run.name === name) ?? runs[0] ?? null;
+  const run = useRun(selected?.name ?? null);
+  const charts = useMemo(() => runCharts(run.lines, selected?.task), [run.lines, selected?.task]);
   const last = run.lines.at(-1);
   return (
     <section aria-label="Runs">
       <h2>Runs</h2>
-      <Notice error={error} busy={busy && answer === null} />
+      <Status error={error} isLoading={isLoading && answer === null} />
       {answer !== null && runs.length === 0 && (
-        <p class="quiet">
-          There is no run to watch. Give the server the folder of your runs, or begin one with <code>keepleft train</code>.
+        <p class="muted">
+          No runs found. Start one with <code>keepleft train</code>, or choose another folder with{" "}
+          <code>--runs</code>.
         </p>
       )}
-      {chosen !== null && (
+      {selected !== null && (
         <>
           <div class="bar">
-            <Choice
+            <Select
               label="Run"
-              value={chosen.name}
-              onChange={sayName}
-              options={runs.map((one) => [one.name, `${one.name} (${one.task})`])}
+              value={selected.name}
+              onChange={setName}
+              options={runs.map((item) => [item.name, `${item.name} (${item.task})`])}
             />
-            <span class="quiet" role="status">
+            <span class="muted" role="status">
               {last ? `step ${last.step.toLocaleString("en")}, ` : ""}
-              {run.ended ? "ended" : run.lines.length === 0 ? "nothing written yet" : "going on"}
+              {run.isFinished ? "finished" : run.lines.length === 0 ? "no metrics yet" : "running"}
             </span>
           </div>
-          <Notice error={run.error} />
+          <Status error={run.error} />
           <div class="charts">
             {charts.map((chart, n) => (
               <div key={chart.title} class={n === 0 ? "first" : ""}>
