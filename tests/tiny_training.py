@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import keepleft as kl
-from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
+from keepleft.data.batches import Batches, BucketedLayout
 from keepleft.data.objectives import NextToken, Translation
+from keepleft.data.packing import PackedLayout
 from keepleft.data.token_store import TokenStore
 from keepleft.models.transformer import Model
 from keepleft.training.loop import TrainReport, train

@@ -18,8 +18,9 @@ _HOMES = {
     "auditing.audit": "audit",
     "auditing.report": "AuditReport Finding LeakError UncheckedError",
     "data.batch": "Batch",
-    "data.batches": "Batches BucketedLayout PackedLayout WindowLayout",
+    "data.batches": "Batches BucketedLayout WindowLayout",
     "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
+    "data.packing": "PackedLayout",
     "data.token_store": "TokenStore",
     "data.tokenizer": "train_tokenizer",
     "decoding.beam": "beam",
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
     from keepleft.auditing.audit import audit
     from keepleft.auditing.report import AuditReport, Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
-    from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
+    from keepleft.data.batches import Batches, BucketedLayout, WindowLayout
     from keepleft.data.objectives import (
         Classification,
         Denoising,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         SpanCorruption,
         Translation,
     )
+    from keepleft.data.packing import PackedLayout
     from keepleft.data.token_store import TokenStore
     from keepleft.data.tokenizer import train_tokenizer
     from keepleft.decoding.beam import beam

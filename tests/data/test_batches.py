@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.batches import BatchCursor, Batches, BucketedLayout, PackedLayout, WindowLayout
+from keepleft.data.batches import BatchCursor, Batches, BucketedLayout, WindowLayout
 from keepleft.data.objectives import Classification, NextToken, Translation
+from keepleft.data.packing import PackedLayout
 from keepleft.data.prefetch import prefetch
 from keepleft.data.token_store import TokenStore
 from keepleft.nn.loss import IGNORE_INDEX

@@ -12,7 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import tiny_training as tiny
-from keepleft.data.batches import BucketedLayout, PackedLayout
+from keepleft.data.batches import BucketedLayout
+from keepleft.data.packing import PackedLayout
 from keepleft.training import checkpoint
 from keepleft.training.loop import train
 from training_processes import CHILD_TIMEOUT, FORK_SERVER, run_with_slow_saves, start_child

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 import keepleft as kl
 import tiny_training as tiny
 from keepleft.data.batch import Batch
-from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
+from keepleft.data.batches import Batches, BucketedLayout
 from keepleft.data.objectives import NextToken, Translation
+from keepleft.data.packing import PackedLayout
 from keepleft.data.token_store import TokenStore
+from keepleft.models.heads import LossModule
 from keepleft.nn.loss import IGNORE_INDEX
 from keepleft.training import checkpoint, step
 from keepleft.training.loop import train
-from keepleft.training.loss_module import LossModule
 from strategies import VOCAB, designs, random_model
 
 POSITIONS = [

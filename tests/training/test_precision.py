@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import keepleft as kl
-from keepleft.training.loss_module import LossModule
+from keepleft.models.heads import LossModule
 from keepleft.training.precision import MixedPrecision
 
 

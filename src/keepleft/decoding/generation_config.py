@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
@@ -12,35 +12,68 @@ CACHES = ("dynamic", "static", "ring", "quantized", "offloaded")
 
 
 class Range(NamedTuple):
-    """Which numbers an option takes, as a predicate and in words."""
+    """Which numbers an option takes, as bounds and in words."""
 
-    holds: Callable[[float], bool]
     requirement: str
     is_integer: bool = False
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def holds(self, x: float) -> bool:
+        return (
+            math.isfinite(x)
+            and (not self.is_integer or float(x).is_integer())
+            and (self.ge is None or x >= self.ge)
+            and (self.gt is None or x > self.gt)
+            and (self.le is None or x <= self.le)
+            and (self.lt is None or x < self.lt)
+        )
 
 
 def at_least(low: int) -> Range:
-    return Range(
-        lambda x: x >= low and float(x).is_integer(), f"a whole number, at least {low}", is_integer=True
-    )
+    return Range(f"a whole number, at least {low}", is_integer=True, ge=low)
 
 
-FRACTION = Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
-PROBABILITY = Range(lambda x: 0 <= x <= 1, "between 0 and 1")
-BELOW_ONE = Range(lambda x: 0 <= x < 1, "at least 0 and below 1")
-POSITIVE = Range(lambda x: x > 0 and math.isfinite(x), "a number above 0")
-FINITE = Range(math.isfinite, "a finite number")
+FRACTION = Range("above 0 and at most 1", gt=0, le=1)
+PROBABILITY = Range("between 0 and 1", ge=0, le=1)
+BELOW_ONE = Range("at least 0 and below 1", ge=0, lt=1)
+POSITIVE = Range("a number above 0", gt=0)
+FINITE = Range("a finite number")
+
+
+class HTTPField(NamedTuple):
+    """An option as a field of a request: narrower bounds than its range, since anybody may send it."""
+
+    ge: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+
+HTTP = HTTPField()
+HTTP_COUNT = HTTPField(le=2**31)
+HTTP_FEW = HTTPField(le=1024)
+HTTP_PENALTY = HTTPField(le=100)
+HTTP_SIGNED_PENALTY = HTTPField(-2, 2)  # OpenAI's
 
 
 def option(
-    help: str | None = None, valid: Range | None = None, *, sampling: bool = False, neutral: Any = None
+    help: str | None = None,
+    valid: Range | None = None,
+    *,
+    sampling: bool = False,
+    neutral: Any = None,
+    http: HTTPField | None = None,
 ) -> Any:
     """A field that is None unless set, with its help text and range.
 
-    `sampling`: it has an effect only with do_sample, unless it has its `neutral` value.
+    `sampling`: it has an effect only with do_sample, unless it has its `neutral` value. `http`: a request to
+    the server may set it, within these bounds; serving/http/schemas/generation.py makes its fields from them.
     """
     return field(
-        default=None, metadata={"help": help, "range": valid, "sampling": sampling, "neutral": neutral}
+        default=None,
+        metadata={"help": help, "range": valid, "sampling": sampling, "neutral": neutral, "http": http},
     )
 
 
@@ -49,90 +82,117 @@ class GenerationConfig:
     """None is "not set": then decoding is greedy and adds as many tokens as batch.default_new_tokens says."""
 
     # length
-    max_new_tokens: int | None = option("maximum number of tokens to generate", at_least(0))
+    max_new_tokens: int | None = option("maximum number of tokens to generate", at_least(0), http=HTTP_COUNT)
     max_length: int | None = option(
         "the same with the prompt counted; max_new_tokens takes precedence", at_least(0)
     )
-    min_new_tokens: int | None = option("no end-of-sequence token before so many new tokens", at_least(0))
+    min_new_tokens: int | None = option(
+        "no end-of-sequence token before so many new tokens", at_least(0), http=HTTP_COUNT
+    )
     min_length: int | None = option("the same with the prompt counted", at_least(0))
-    max_time: float | None = option("seconds; the token being generated is finished", POSITIVE)
+    max_time: float | None = option(
+        "seconds; the token being generated is finished", POSITIVE, http=HTTPField(le=86_400)
+    )
     stop_strings: str | list[str] | None = option(
-        "stop at the first of these strings, wherever tokens begin and end"
+        "stop at the first of these strings, wherever tokens begin and end", http=HTTP
     )
     # strategy
-    do_sample: bool | None = option("sample tokens by their probability")
-    num_beams: int | None = option("beam search with so many beams", at_least(1))
-    num_beam_groups: int | None = option("groups of beams that avoid one another's tokens", at_least(1))
-    diversity_penalty: float | None = option("how strongly groups avoid one another", FINITE)
+    do_sample: bool | None = option("sample tokens by their probability", http=HTTP)
+    num_beams: int | None = option("beam search with so many beams", at_least(1), http=HTTP_FEW)
+    num_beam_groups: int | None = option(
+        "groups of beams that avoid one another's tokens", at_least(1), http=HTTP_FEW
+    )
+    diversity_penalty: float | None = option(
+        "how strongly groups avoid one another", FINITE, http=HTTPField(0, 100)
+    )
     early_stopping: bool | Literal["never"] | None = option(
         "beams: stop when enough have finished (true), by a heuristic (false), or when none can improve "
-        "(never)"
+        "(never)",
+        http=HTTP,
     )
-    length_penalty: float | None = option("beams: scores are divided by length to this power", FINITE)
+    length_penalty: float | None = option(
+        "beams: scores are divided by length to this power", FINITE, http=HTTPField(-10, 10)
+    )
     penalty_alpha: float | None = option(
-        "contrastive search, with top_k: weight of the similarity penalty", PROBABILITY
+        "contrastive search, with top_k: weight of the similarity penalty", PROBABILITY, http=HTTP
     )
-    seed: int | list[int] | None = option("random seed; one for all prompts or one for each")
+    seed: int | list[int] | None = option(
+        "random seed; one for all prompts or one for each", http=HTTPField(-(2**63), lt=2**63)
+    )
     # sampling filters
     temperature: float | None = option(
-        "below 1 sharper, above 1 flatter", POSITIVE, sampling=True, neutral=1.0
+        "below 1 sharper, above 1 flatter", POSITIVE, sampling=True, neutral=1.0, http=HTTPField(0, 2)
     )
-    top_k: int | None = option("keep the k most likely tokens", at_least(0), sampling=True, neutral=50)
+    top_k: int | None = option(
+        "keep the k most likely tokens", at_least(0), sampling=True, neutral=50, http=HTTP_COUNT
+    )
     top_p: float | None = option(
         "nucleus: keep the most likely tokens with this probability together",
         FRACTION,
         sampling=True,
         neutral=1.0,
+        http=HTTP,
     )
     min_p: float | None = option(
-        "keep tokens at least this fraction as likely as the best", PROBABILITY, sampling=True
+        "keep tokens at least this fraction as likely as the best", PROBABILITY, sampling=True, http=HTTP
     )
     top_h: float | None = option(
-        "keep the most likely tokens with this share of the entropy", FRACTION, sampling=True
+        "keep the most likely tokens with this share of the entropy", FRACTION, sampling=True, http=HTTP
     )
     typical_p: float | None = option(
         "keep the tokens nearest to the expected surprise, with this probability",
         FRACTION,
         sampling=True,
         neutral=1.0,
+        http=HTTP,
     )
     epsilon_cutoff: float | None = option(
-        "keep tokens of at least this probability", BELOW_ONE, sampling=True, neutral=0.0
+        "keep tokens of at least this probability", BELOW_ONE, sampling=True, neutral=0.0, http=HTTP
     )
     eta_cutoff: float | None = option(
-        "the same, lower where the distribution is flat", BELOW_ONE, sampling=True, neutral=0.0
+        "the same, lower where the distribution is flat", BELOW_ONE, sampling=True, neutral=0.0, http=HTTP
     )
     # logits processors
     repetition_penalty: float | None = option(
-        "penalty on tokens that occurred already, in the prompt too", POSITIVE
+        "penalty on tokens that occurred already, in the prompt too", POSITIVE, http=HTTP_PENALTY
     )
-    presence_penalty: float | None = option("subtracted once for a token that was generated", FINITE)
-    frequency_penalty: float | None = option("subtracted for each time a token was generated", FINITE)
-    no_repeat_ngram_size: int | None = option("no n-gram of this size occurs twice", at_least(0))
+    presence_penalty: float | None = option(
+        "subtracted once for a token that was generated", FINITE, http=HTTP_SIGNED_PENALTY
+    )
+    frequency_penalty: float | None = option(
+        "subtracted for each time a token was generated", FINITE, http=HTTP_SIGNED_PENALTY
+    )
+    no_repeat_ngram_size: int | None = option(
+        "no n-gram of this size occurs twice", at_least(0), http=HTTP_FEW
+    )
     encoder_repetition_penalty: float | None = option(
-        "penalty on tokens that are not in the source", POSITIVE
+        "penalty on tokens that are not in the source", POSITIVE, http=HTTP_PENALTY
     )
     encoder_no_repeat_ngram_size: int | None = option(
-        "no n-gram of this size of the source is repeated", at_least(0)
+        "no n-gram of this size of the source is repeated", at_least(0), http=HTTP_FEW
     )
-    bad_words_ids: list[list[int]] | None = option("token sequences that must not occur")
-    sequence_bias: Any = option("{(tokens): bias} or [[[tokens], bias]]")
-    logit_bias: dict[int, float] | None = option("{token: bias}")
-    suppress_tokens: list[int] | None = option("tokens that must not occur")
-    begin_suppress_tokens: list[int] | None = option("tokens that must not come first")
-    shortlist: list[int] | None = option("the only tokens that may occur")
-    forced_bos_token_id: int | None = option("the first token, forced")
-    forced_eos_token_id: int | list[int] | None = option("the last token at the length limit, forced")
+    bad_words_ids: list[list[int]] | None = option("token sequences that must not occur", http=HTTP)
+    sequence_bias: Any = option("{(tokens): bias} or [[[tokens], bias]]", http=HTTP)
+    logit_bias: dict[int, float] | None = option("{token: bias}", http=HTTP)
+    suppress_tokens: list[int] | None = option("tokens that must not occur", http=HTTP)
+    begin_suppress_tokens: list[int] | None = option("tokens that must not come first", http=HTTP)
+    shortlist: list[int] | None = option("the only tokens that may occur", http=HTTP)
+    forced_bos_token_id: int | None = option("the first token, forced", http=HTTP)
+    forced_eos_token_id: int | list[int] | None = option(
+        "the last token at the length limit, forced", http=HTTP
+    )
     exponential_decay_length_penalty: tuple[int, float] | None = option(
         "[start, factor]: from so many tokens on, the end becomes more likely"
     )
     remove_invalid_values: bool | None = option("replace NaN and infinite logits")
-    renormalize_logits: bool | None = option("normalise again after all processors")
-    prefix: str | list[str] | None = option("encoder-decoders: text that the output begins with")
+    renormalize_logits: bool | None = option("normalise again after all processors", http=HTTP)
+    prefix: str | list[str] | None = option("encoder-decoders: text that the output begins with", http=HTTP)
     # structured output
-    regex: str | None = option("the output must match this regular expression")
-    json_schema: Any = option("the output must be JSON of this schema; {} is any JSON")
-    grammar: str | None = option("the output must match this grammar, in llguidance's Lark dialect")
+    regex: str | None = option("the output must match this regular expression", http=HTTP)
+    json_schema: Any = option("the output must be JSON of this schema; {} is any JSON", http=HTTP)
+    grammar: str | None = option(
+        "the output must match this grammar, in llguidance's Lark dialect", http=HTTP
+    )
     # results
     num_return_sequences: int | None = option("completions for each prompt", at_least(1))
     # speculative decoding
@@ -148,7 +208,7 @@ class GenerationConfig:
     # special tokens
     pad_token_id: int | None = option()
     bos_token_id: int | None = option()
-    eos_token_id: int | list[int] | None = option("one or several end-of-sequence tokens")
+    eos_token_id: int | list[int] | None = option("one or several end-of-sequence tokens", http=HTTP)
     decoder_start_token_id: int | None = option("encoder-decoders: the first token of the decoder")
 
     def __post_init__(self) -> None:

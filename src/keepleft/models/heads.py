@@ -141,3 +141,19 @@ def model_loss(
     x = module.head.transform(module.hidden_states(**inputs))
     weight, bias = module.head.output_weight(module.token)
     return linear_cross_entropy(x, weight, bias, targets, label_smoothing=label_smoothing)
+
+
+class LossModule(nn.Module):
+    """A model and its loss as one module, to be compiled or wrapped by DDP or FSDP.
+
+    One forward pass is given the target tokens shifted right (data/teacher_forcing.py) and predicts the next
+    token at all positions at once: teacher forcing.
+    """
+
+    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+        super().__init__()
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> LossSums:
+        return model_loss(self.model, inputs, targets, self.label_smoothing)

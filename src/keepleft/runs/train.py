@@ -19,7 +19,8 @@ import numpy as np
 
 from keepleft.attention.masks import causal, full
 from keepleft.auditing.audit import audit
-from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
+from keepleft.data.batches import Batches, BucketedLayout, WindowLayout
+from keepleft.data.packing import PackedLayout
 from keepleft.data.prefetch import PrefetchedBatches
 from keepleft.data.token_store import TokenStore
 from keepleft.data.tokenizer import load_tokenizer

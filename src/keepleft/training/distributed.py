@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from keepleft.devices import pick_device
-from keepleft.training.loss_module import LossModule, stack_layers
+from keepleft.models.heads import LossModule
+from keepleft.training.activation_checkpointing import stack_layers
 
 ParallelStrategy = Literal["alone", "ddp", "fsdp"]
 

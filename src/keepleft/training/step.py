@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from keepleft.attention.attend import MIN_QUERIES_WITHOUT_TABLE
 from keepleft.cuda_graph import capture_graph
+from keepleft.models.heads import LossModule
 from keepleft.models.transformer import Model
 from keepleft.nn.loss import LossSums
+from keepleft.training.activation_checkpointing import checkpoint_activations
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.ema import EMA
-from keepleft.training.loss_module import LossModule, checkpoint_activations
 from keepleft.training.optimizer import init_state, make_optimizers
 from keepleft.training.precision import MixedPrecision
 from keepleft.training.recipe import Recipe

@@ -157,7 +157,7 @@ def parse_options(params: Params) -> dict[str, Any]:
         else:
             value = params.values[name]
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name} is {shorten(value)}: it must be {RANGES[name][1]}")
+                raise ValueError(f"{name} is {shorten(value)}: it must be {RANGES[name].requirement}")
             options[name] = value
     if options.get("do_sample") and "seed" not in options:
         options["seed"] = int(torch.randint(1 << 53, (), generator=_make_rng()))

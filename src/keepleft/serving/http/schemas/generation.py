@@ -1,21 +1,47 @@
-"""Generation options as fields of a request, bounded, named as in Hugging Face's GenerationConfig."""
+"""Generation options as fields of a request, named as in Hugging Face's GenerationConfig.
+
+They are made from the option table (decoding/generation_config.py): its types, its help texts, and its
+ranges, narrowed to what a server takes from anybody.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from keepleft.decoding.generation_config import OPTIONS, GenerationConfig
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=65_536)]
-Count = Annotated[int, Field(ge=0, le=2**31)]
-PositiveFraction = Annotated[float, Field(gt=0, le=1)]
-FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
-Penalty = Annotated[float, Field(gt=0, le=100)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 SequenceBias = Annotated[tuple[TokenIds, Bias], Field(strict=False)]  # not strict: JSON has no tuples
-SignedPenalty = Annotated[float, Field(ge=-2, le=2)]
+# the type of an option → that of its field; numbers get the bounds of their option
+FIELD_TYPES: dict[Any, Any] = {
+    bool | None: bool,
+    bool | Literal["never"] | None: bool | Literal["never"],
+    str | None: str,
+    str | list[str] | None: str | list[str],
+    int | None: TokenId,
+    list[int] | None: TokenIds,
+    int | list[int] | None: TokenId | TokenIds,
+    list[list[int]] | None: list[TokenIds],
+}
+# fields of a type or with a description of their own
+SPECIAL_TYPES: dict[str, Any] = {
+    "seed": int,
+    "logit_bias": dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias],
+    "sequence_bias": list[SequenceBias],
+    "prefix": str,
+    "json_schema": dict[str, Any],
+}
+DESCRIPTIONS = {
+    "temperature": "0 is greedy; below 1 sharper, above 1 flatter",
+    "seed": "if not given, a random one, which the response names",
+    "max_new_tokens": "another name of max_tokens",
+    "stop_strings": "another name of stop",
+}
 
 
 class StrictModel(BaseModel):
@@ -24,50 +50,50 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class GenerationFields(StrictModel):
-    """What is left out is taken from the generation_config.json of the model directory."""
+def _generation_fields() -> dict[str, Any]:
+    """Field definitions for create_model, one for each option that a request may set."""
+    hints = get_type_hints(GenerationConfig)
+    definitions: dict[str, Any] = {}
+    for name, row in OPTIONS.items():
+        if row["http"] is None:
+            continue
+        bounds = _bounds(row)
+        field_type = SPECIAL_TYPES.get(name)
+        if field_type is None:
+            is_number = row["range"] is not None
+            field_type = (
+                (float if hints[name] == float | None else int) if is_number else FIELD_TYPES[hints[name]]
+            )
+        if bounds:
+            field_type = Annotated[field_type, Field(**bounds)]
+        description = DESCRIPTIONS.get(name, row["help"])
+        definitions[name] = (field_type | None, Field(None, description=description))
+    return definitions
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy")
-    top_p: PositiveFraction | None = None
-    seed: Seed | None = Field(None, description="if not given, a random one, which the response names")
-    presence_penalty: SignedPenalty | None = None
-    frequency_penalty: SignedPenalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias] | None = None
 
-    max_new_tokens: Count | None = Field(None, description="another name of max_tokens")
-    min_new_tokens: Count | None = None
-    max_time: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    stop_strings: str | list[str] | None = Field(None, description="another name of stop")
-    do_sample: bool | None = None
-    num_beams: Annotated[int, Field(ge=1, le=1024)] | None = None
-    num_beam_groups: Annotated[int, Field(ge=1, le=1024)] | None = None
-    diversity_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
-    penalty_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Count | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_h: PositiveFraction | None = None
-    typical_p: PositiveFraction | None = None
-    epsilon_cutoff: FractionBelowOne | None = None
-    eta_cutoff: FractionBelowOne | None = None
-    repetition_penalty: Penalty | None = None
-    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=1024)] | None = None
-    encoder_repetition_penalty: Penalty | None = None
-    encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0, le=1024)] | None = None
-    bad_words_ids: list[TokenIds] | None = None
-    sequence_bias: list[SequenceBias] | None = None
-    suppress_tokens: TokenIds | None = None
-    begin_suppress_tokens: TokenIds | None = None
-    shortlist: TokenIds | None = None
-    forced_bos_token_id: TokenId | None = None
-    forced_eos_token_id: TokenId | TokenIds | None = None
-    eos_token_id: TokenId | TokenIds | None = None
-    renormalize_logits: bool | None = None
-    prefix: str | None = Field(None, description="what the generated text begins with")
-    regex: str | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = Field(None, description="in llguidance's Lark dialect")
+def _bounds(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The range of an option, narrowed by the bounds of its HTTP field."""
+    valid, http = row["range"], row["http"]
+    bounds = {} if valid is None else {name: getattr(valid, name) for name in ("ge", "gt", "le", "lt")}
+    if http.ge is not None:
+        bounds |= {"ge": http.ge, "gt": None}
+    if http.le is not None or http.lt is not None:
+        bounds |= {"le": http.le, "lt": http.lt}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+if TYPE_CHECKING:
+
+    class GenerationFields(StrictModel):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    GenerationFields = create_model(
+        "GenerationFields",
+        __base__=StrictModel,
+        __doc__="What is left out is taken from the generation_config.json of the model directory.",
+        **_generation_fields(),
+    )
 
 
 RESOLVED_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix")

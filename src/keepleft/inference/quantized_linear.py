@@ -1,4 +1,4 @@
-"""Linear layers with weights prepacked for a CPU, in float32 or int8."""
+"""Linear layers for a CPU: weights quantized to int8, or prepacked in float32."""
 
 from __future__ import annotations
 
