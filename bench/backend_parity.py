@@ -106,6 +106,8 @@ def check_parity(
     rows = []
     for backend in backends:
         for dtype in (torch.bfloat16, torch.float32, torch.float16):
+            if backend == "varlen" and dtype == torch.float32:
+                continue  # it works in half precision alone
             if backend == "flex":
                 torch.compiler.reset()  # or the compiler gives up on it after some eight variants
             for case in cases:
