@@ -140,7 +140,8 @@ def decode_graphed(
     with torch.no_grad():
         segments = None if prompt_mask is None else prompt_mask.long()
         logits, state = model.start(prompt, segments=segments, **start_kwargs)
-        hypotheses, parents = strategy.choose(logits if rows is None else logits[rows], hypotheses)  # type: ignore[arg-type]
+        row_logits = logits if rows is None else logits[rows]
+        hypotheses, parents = strategy.choose(row_logits, hypotheses)  # type: ignore[arg-type]
         rows = parents if rows is None else rows if parents is None else rows[parents]
     yield hypotheses
     if max(max_new_tokens) == 1:

@@ -241,7 +241,9 @@ def _head_linear(head: Any, table: nn.Embedding) -> nn.Module:
     if not isinstance(head, PrepackedLMHead):
         weight, bias = head.output_weight(table)
         return HeadLinear(weight, bias, head.scale)
-    return head.product if head.head.scale == 1.0 else ScaledLinear(head.product, head.head.scale)  # type: ignore[arg-type]
+    if head.head.scale == 1.0:
+        return head.product
+    return ScaledLinear(head.product, head.head.scale)  # type: ignore[arg-type]
 
 
 def next_power_of_2(capacity: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -74,7 +74,8 @@ class OneDNNLinear(PlainLinear):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == self.in_features:
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed_weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
+        return linear(x, self.packed_weight, self.bias, "none", [], "")
 
 
 class Int8Linear(PrepackedLinear):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,8 @@ class LayerStack(nn.Module):
             rotary = rope_cos_sin(self.design.position, positions, self.attention.head_dim, x.dtype)
         cross_sight = None
         if memory is not None:
-            if memory.rows_per_source > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
+            is_watched = any(layer.cross.watcher for layer in self.layers)  # type: ignore[union-attr]
+            if memory.rows_per_source > 1 and is_watched:
                 memory = memory.unshare()  # a watcher wants a map for each row
             cross_sight = self.sight(
                 full, memory.grid(x.shape[1], segments), len(x) // memory.rows_per_source, x
@@ -93,7 +95,8 @@ class LayerStack(nn.Module):
             cross_input = (
                 None if memory is None or cross_sight is None else CrossInput(*memory.layers[n], cross_sight)
             )
-            return self.layers[n](x, sights[mask_index], rotary, kv_write, cross_input)  # type: ignore[no-any-return]
+            layer: Callable[..., Tensor] = self.layers[n]
+            return layer(x, sights[mask_index], rotary, kv_write, cross_input)
 
         return run_layer
 
@@ -118,7 +121,8 @@ class LayerStack(nn.Module):
 
     def cross_memory(self, encoder_output: Tensor, segments: Tensor | None) -> Memory:
         """Every layer's keys and values of the source, from the encoder's output (B, S, dim)."""
-        return Memory([layer.cross.project_kv(encoder_output) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
+        cross_attentions: list[Any] = [layer.cross for layer in self.layers]
+        return Memory([cross.project_kv(encoder_output) for cross in cross_attentions], segments)
 
 
 def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ class DistributedContext:
         return loss_module
 
     @contextmanager
-    def unsharded(self, loss_module: Any) -> Iterator[None]:
+    def unshard(self, loss_module: Any) -> Iterator[None]:
         """Within this context the model can be called without the loss module around it.
 
         FSDP all-gathers the parameters outside the layers (embeddings, head, final norms) on every process.

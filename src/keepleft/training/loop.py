@@ -309,7 +309,7 @@ def _evaluate(
         with (
             torch.no_grad(),
             train_state.ema.average_parameters() if train_state.ema is not None else nullcontext(),
-            distributed.unsharded(loss_module),
+            distributed.unshard(loss_module),
         ):
             return measure(train_state.model)
     finally:

@@ -81,7 +81,8 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
 )
 UNCHANGED_FIELDS = re.compile(
     r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|"
-    r"feed_forward|rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$|num_labels"
+    r"feed_forward|rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$"
+    r"|num_labels"
 )
 MAX_LIST_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^depths$|^channel_multiplier$", 1),

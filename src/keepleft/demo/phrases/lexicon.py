@@ -264,9 +264,9 @@ JOBS = [
     (tuple(english.split(",")), tuple(french.split()), tuple(hindi.split()))
     for english, french, hindi in parse_table("""
     a doctor,doctors         | médecin médecin médecins médecins                   | डॉक्टर डॉक्टर डॉक्टर
-    a teacher,teachers       | professeur professeure professeurs professeures     | अध्यापक अध्यापिका अध्यापिकाएँ
+    a teacher,teachers       | professeur professeure professeurs professeures | अध्यापक अध्यापिका अध्यापिकाएँ
     a student,students       | étudiant étudiante étudiants étudiantes             | छात्र छात्रा छात्राएँ
-    an engineer,engineers    | ingénieur ingénieure ingénieurs ingénieures         | इंजीनियर इंजीनियर इंजीनियर
+    an engineer,engineers    | ingénieur ingénieure ingénieurs ingénieures | इंजीनियर इंजीनियर इंजीनियर
     a farmer,farmers         | agriculteur agricultrice agriculteurs agricultrices | किसान किसान किसान
     a singer,singers         | chanteur chanteuse chanteurs chanteuses             | गायक गायिका गायिकाएँ
     a writer,writers         | écrivain écrivaine écrivains écrivaines             | लेखक लेखिका लेखिकाएँ

@@ -137,7 +137,8 @@ def continue_tokens(
     continuation = ContinueStrategy(
         replace(strategy, processors=(capture, *strategy.processors)), len(tokens)
     )
-    final = deque(decode_steps(generator.model, batch, continuation, options), maxlen=1)[0]  # type: ignore[arg-type]
+    steps = decode_steps(generator.model, batch, continuation, options)  # type: ignore[arg-type]
+    final = deque(steps, maxlen=1)[0]
     new_tokens = continuation.results(final)[0][0].tokens
     return new_tokens, [
         float(logprobs[token]) for logprobs, token in zip(capture.logprobs, new_tokens, strict=False)
