@@ -21,8 +21,9 @@ settings.register_profile(
 )
 settings.load_profile("keepleft")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers share the cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores, and so do the programs that they start
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
