@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import keepleft as kl
-from keepleft.inference import quantized_linear as layers
+from keepleft.inference import int8_linear as layers
 from keepleft.inference.compile import find_cxx_compiler
 from keepleft.models.state import CACHE_KINDS
 

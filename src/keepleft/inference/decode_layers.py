@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepleft.attention.masks import is_causal_window, window_size
+from keepleft.inference.int8_linear import PrepackedLinear
 from keepleft.inference.ops import (
     DecodeContext,
     DecodeOps,
@@ -23,7 +24,6 @@ from keepleft.inference.ops import (
     StaticLayout,
 )
 from keepleft.inference.prepack import PrepackedLMHead
-from keepleft.inference.quantized_linear import PrepackedLinear
 from keepleft.models.heads import LMHeadLayer
 from keepleft.models.transformer import CausalModel
 from keepleft.nn.attention import Attention

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from keepleft import checks
 from keepleft.inference.compile import find_cxx_compiler
-from keepleft.inference.quantized_linear import PrepackedLinear, prepack_linear, unsupported_reason
+from keepleft.inference.int8_linear import PrepackedLinear, prepack_linear, unsupported_reason
 from keepleft.models.build import ModelT, share_weights
 from keepleft.models.embedding import Embed
 from keepleft.models.heads import LMHeadLayer, MaskedLMHeadLayer

@@ -14,7 +14,7 @@ import torch
 from keepleft.attention.masks import Mask
 from keepleft.auditing.audit import audit
 from keepleft.auditing.report import AuditReport, json_safe
-from keepleft.inference.quantized_linear import PrepackedLinear
+from keepleft.inference.int8_linear import PrepackedLinear
 from keepleft.models.transformer import Model
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.params import Params
