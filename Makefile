@@ -60,7 +60,7 @@ lint: .venv/.test
 
 check: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and not long" \
-	    tests/laws tests/attention tests/nn tests/models tests/inference tests/training tests/evaluation tests/data tests/test_surface.py
+	    tests/laws tests/attention tests/nn tests/models tests/inference tests/training tests/evaluation
 
 test: lint
 	@$(PYTHON) web/bundle.py --no-fetch || true

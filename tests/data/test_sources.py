@@ -293,6 +293,7 @@ def test_a_source_can_be_sent_to_another_process(tmp_path):
 # memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["lines", "documents", "whole", "aligned", "tsv", "csv", "json", "one line", "gzip"]
 )

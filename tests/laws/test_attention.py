@@ -117,6 +117,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(case, dtype
     assert (q.grad[empty_queries] == 0).all()
 
 
+@pytest.mark.slow
 @given(MASKS, st.sampled_from([1, 7, 11]))
 @settings(max_examples=40)
 def test_a_mask_that_reads_rows_and_heads_is_honoured(mask, keys):
@@ -167,6 +168,7 @@ def check_sdpa_is_the_definition(mask, grid, biased) -> None:
         torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([1, 5, 256, 300]),
     st.sampled_from([513, 601, 769, 1024]),

@@ -70,6 +70,7 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(
     assert sum(report.tokens for report in unbroken_reports) == sum(report.tokens for report in reports)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(tmp_path):
     """SIGKILL, twenty times, while it learns and while it saves; with everything that has a state."""
     recipe = tiny.recipe(steps=50, save_every=2, optimizer="muon", ema_decay=0.9, keep_checkpoints=2)

@@ -177,6 +177,7 @@ def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, 
         assert getattr(reports[0], name) == pytest.approx(getattr(reports[1], name), abs=1e-12, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_activation_checkpointing_changes_nothing(precision):
     design = tiny.design("both", attention_dropout=0.1)

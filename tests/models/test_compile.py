@@ -8,6 +8,7 @@ import torch
 import keepleft as kl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vaswani", "gpt2", "gpt3_small", "llama3_1", "t5", "bart", "bert_masked"])
 def test_a_model_is_one_graph_and_computes_the_same(name):
     model = kl.build(
