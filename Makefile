@@ -26,7 +26,7 @@ setup: .venv/.test
 	@echo "Setting up .venv (once; PyTorch is large) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch==2.13.0
-	@$(PIP) --editable '.[grammar,serve]'
+	@$(PIP) --editable '.[grammar,metrics,serve]'
 	@touch $@
 
 .venv/.weights: .venv/.base tests/weights.txt

@@ -22,7 +22,7 @@ def demo(
     """See masks and the three attentions, train a translator in a minute or two, and look inside it.
 
     Args:
-        prompt: the text that an installed model continues, if there is one (make weights)
+        prompt: the text that an installed model continues, if there is one (in a clone, make weights)
         steps: training steps of the translator; 0 leaves it out
         out: the folder for the plot of its attention
         phrases: only write the training phrases of the translator into this folder, as text files to try
@@ -39,7 +39,7 @@ def demo(
     print(
         "keepleft compare      why the mask: one parallel pass against the step-by-step loop\n"
         "keepleft train --task translate --train.src a.en --train.tgt a.fr     your data; docs/training.md\n"
-        "make test             proves what you saw; README.md says which seven files to read, in which order"
+        "keepleft --help       everything else; in a clone, CONTRIBUTING.md names seven files to read first"
     )
     return 0 if success else 1
 
@@ -195,7 +195,9 @@ def show_continuation(prompt: str) -> None:
     print_heading("5. Real weights")
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
-        print("None are installed. `make weights` downloads two small models; then `make demo` again.")
+        print(
+            "None are installed. In a clone, `make weights` downloads two small models; then run this again."
+        )
         return
     try:
         model, tokenizer = kl.load(path)

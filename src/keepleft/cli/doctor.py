@@ -7,6 +7,18 @@ import platform
 import sys
 from importlib import metadata
 
+PACKAGES = (
+    "tokenizers",
+    "safetensors",
+    "fastapi",  # keepleft[serve]
+    "llguidance",  # keepleft[grammar]
+    "sacrebleu",  # keepleft[metrics]
+    "ctranslate2",  # keepleft[export]
+    "gguf",
+    "huggingface_hub",
+    "transformers",
+)
+
 
 def doctor(json: bool = False) -> int:
     """Report what this machine has: versions, devices, and installed weights.
@@ -24,7 +36,7 @@ def doctor(json: bool = False) -> int:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
-    for name in ("tokenizers", "safetensors", "transformers", "gguf", "huggingface_hub"):
+    for name in PACKAGES:
         try:
             facts[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

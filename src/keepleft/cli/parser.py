@@ -93,7 +93,7 @@ def command_arguments(
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Fills paragraphs, except indented ones (examples); leaves out obvious types and null defaults."""
+    """Fills paragraphs, except indented ones (examples); leaves out types that say nothing."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(
@@ -105,13 +105,21 @@ class HelpFormatter(DefaultHelpFormatter):
         text = super()._get_help_string(action)
         if action.default is None or action.default is False:
             text = re.sub(r"(, )?default: %\(default\)s", "", text).replace(" ()", "")
-        return text
+        is_choice = (self._get_type_str(action) or "").startswith("one of")
+        return text.replace("type: %(type)s", "%(type)s") if is_choice else text
 
     def _get_type_str(self, action: Action) -> str | None:
         text = re.sub(r"Optional\[(.*)\]", r"\1", super()._get_type_str(action) or "")
         text = re.sub(r"(, | \| )null(?=\]|$)", "", text)
-        is_obvious = text in ("", "str", "bool") or (text.startswith("Literal[") and action.metavar)
+        if choices := re.fullmatch(r"Literal\[(.*)\]", text):
+            return None if action.metavar else "one of " + choices[1].replace("'", "")
+        is_obvious = text in ("", "str", "bool") or "dict[" in text or "Config" in text
         return None if is_obvious else text
+
+    def _format_action_invocation(self, action: Action) -> str:
+        """Leaves out --train+, which appends to a list."""
+        text = super()._format_action_invocation(action)
+        return ", ".join(part for part in text.split(", ") if not part.split(" ")[0].endswith("+"))
 
 
 def _command_parser(name: str, command: Callable[..., int]) -> ArgumentParser:

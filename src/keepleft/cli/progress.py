@@ -122,4 +122,5 @@ class Progress:
 
 
 def _format_measures(measures: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in measures.items())
+    formats = {"accuracy": ".1%"}
+    return "  ".join(f"{name} {value:{formats.get(name, '.4f')}}" for name, value in measures.items())

@@ -57,7 +57,8 @@ def serve(
             KEEPLEFT_API_KEY does the same without showing up in the process list
         api_key_file: a file with several keys, one per line; nothing is shared between clients with different
             keys
-        served_model_name: the name of the model in the API; the name of its directory if not given
+        served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
+            the name of the directory or file for any other
         max_model_len: maximum tokens of prompt and output together
         dtype: data type of the weights; int8 is for CPUs
         device: cpu or cuda; a GPU is used if there is one
@@ -65,7 +66,8 @@ def serve(
         max_num_seqs: sequences decoded together (continuous batching); each beam is one
         kv_cache_memory: GiB for the KV cache; if not given, a quarter of the free memory on a CPU, four
             fifths on a GPU
-        max_requests: requests in flight; more are answered with 429 and Retry-After
+        max_requests: requests in flight; more are answered with 429 and Retry-After (short for
+            --limits.requests)
         shutdown_timeout: seconds that requests in flight may take to finish when the server shuts down
         allow_origin: origins of web pages that may use the API (CORS), as in https://example.org or
             '[https://a.example, https://b.example]'

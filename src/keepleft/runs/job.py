@@ -43,7 +43,7 @@ class TokenizerConfig:
 
     Args:
         kind: bpe (byte-level) and unigram split words into subwords, word and char do not
-        size: the largest size of the vocabulary; None: chosen from the data
+        size: the largest size of the vocabulary; chosen from the data if not given
         joint: one vocabulary for source and target
         path: a tokenizer.json, or a model directory, to use instead of training one
         source_path: the same for the source, if it has a vocabulary of its own
@@ -67,11 +67,12 @@ class BatchConfig:
     Args:
         tokens: tokens in a step, on all devices together, padding included; of pairs the longer side counts
         micro_tokens: tokens in a micro-batch, one pass of one device; gradients are accumulated over tokens /
-            micro_tokens of them. None: a step is one pass
+            micro_tokens of them; if not given, a step is one pass
         max_length: the most tokens of a text; longer ones are left out (translate), truncated (summarize,
             classify) or split (all other tasks)
         pack: sequence packing: put several texts into a row, masked from each other, instead of padding
-        pad_to_multiple_of: round the width of batches up to a multiple of this; None: 8 on a GPU, 1 elsewhere
+        pad_to_multiple_of: round the width of batches up to a multiple of this; if not given, 8 on a
+            GPU and 1 elsewhere
         prefetch: how many batches are prepared ahead, in the background
     """
 

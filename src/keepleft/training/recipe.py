@@ -45,17 +45,17 @@ class Recipe:
         precision: of the matrix products; auto is bfloat16 on a GPU that supports it, float32 elsewhere
         activation_checkpointing: recompute the activations of each layer in the backward pass: less memory, a
             third more time
-        compile: compile the model with torch.compile; None: where it pays
-        cuda_graph: capture a step as a CUDA graph and replay it (one GPU, batches of one shape); None: where
-            it can be done
+        compile: compile the model with torch.compile; if not given, where it pays
+        cuda_graph: capture a step as a CUDA graph and replay it (one GPU, batches of one shape); if not
+            given, where it can be done
         log_every: steps between reports
-        eval_every: steps between evaluations; None: only at the end (`keepleft train` takes a tenth of the
-            steps)
-        save_every: steps between checkpoints; None: only at the end (`keepleft train` takes a tenth of the
-            steps)
+        eval_every: steps between evaluations; if not given, only at the end (`keepleft train` takes a tenth
+            of the steps)
+        save_every: steps between checkpoints; if not given, only at the end (`keepleft train` takes a tenth
+            of the steps)
         keep_checkpoints: how many of the latest checkpoints to keep; the best one is kept besides
         metric: the metric that the best checkpoint is chosen by
-        patience: early stopping after this many evaluations without a better one; None: never
+        patience: early stopping after this many evaluations without a better one; if not given, never
         seed: of dropout, of the order of the data and of new weights
     """
 
