@@ -87,13 +87,13 @@ def test_prompts_of_unequal_length_padded_on_either_side_equal_each_alone(design
             same(step[row], extend_logits(model, sequences[row : row + 1, a:b], own)[0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("padded", [False, True])
 @given(
-    designs("decoder") | designs("both"),
-    st.sampled_from(KINDS),
-    st.lists(st.integers(0, 2), min_size=1, max_size=5) | st.permutations([0, 1, 2]),
-    st.booleans(),
+    design=designs("decoder") | designs("both"),
+    rows=st.lists(st.integers(0, 2), min_size=1, max_size=5) | st.permutations([0, 1, 2]),
 )
-@settings(max_examples=120)
+@settings(max_examples=25)
 def test_rows_can_be_reordered_dropped_and_repeated(design, kind, rows, padded):
     model, sequences = random_model(design), tokens(3, T)
     segment_ids = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]) if padded else None
