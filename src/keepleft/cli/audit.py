@@ -200,7 +200,8 @@ def _write_report(report: AuditReport, *, html: str | None, junit: str | None, j
             with atomic.explain_os_error(file):
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(Path(file), content())
-            print(f"keepleft: written to {file}", file=sys.stderr)
+            if file == html:
+                print(f"keepleft: the page is in {file}", file=sys.stderr)
     return EXIT_CODES[report.verdict]
 
 
