@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import torch
+
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.serving.engine.request import (
     Engine,
     Event,
     FinishEvent,
     GenerationRequest,
+    PromptRequest,
+    Request,
     RequestHandle,
+    Tenant,
     TokenEvent,
 )
 from keepleft.serving.engine.sequential import SequentialEngine
@@ -51,10 +56,13 @@ def random_requests(
     max_tokens: int = 12,
     max_new_tokens: int = 10,
     tenants: int = 3,
+    prompts: float = 0.0,
+    source: bool = False,
     **options: Any,
-) -> list[GenerationRequest]:
+) -> list[Request]:
+    """`prompts`: the fraction of requests that generate nothing; `source`: for an encoder-decoder."""
     rng = random.Random(seed)
-    requests = []
+    requests: list[Request] = []
     for n in range(count):
         kind = rng.choice(KINDS)
         config = GenerationConfig(
@@ -69,8 +77,29 @@ def random_requests(
         tokens = [rng.randint(3, vocab - 1) for _ in range(rng.randint(1, max_tokens))]
         if rng.random() < 0.3:
             tokens = [7, 8, 9, 10, 11, 12, 7, 8, *tokens]  # some share a prefix
-        requests.append(GenerationRequest(tokens, config, tenant=f"tenant {n % tenants}", logprobs=logprobs))
+        tenant = Tenant(f"key {n % tenants}", f"user {n % 2}")
+        if rng.random() < prompts:
+            requests.append(random_prompt_request(rng, tokens, tenant, source, vocab))
+            continue
+        requests.append(GenerationRequest(tokens, config, tenant=tenant, logprobs=logprobs))
     return requests
+
+
+def random_prompt_request(
+    rng: random.Random, tokens: list[int], tenant: Tenant, source: bool, vocab: int
+) -> PromptRequest:
+    if rng.random() < 0.4:
+        return PromptRequest("embed", tokens, tenant=tenant)
+    source_tokens = [rng.randint(3, vocab - 1) for _ in range(rng.randint(1, 9))] if source else []
+    num_context = rng.randint(1, len(tokens))
+    return PromptRequest(
+        "score",
+        tokens,
+        source_tokens,
+        num_context=num_context,
+        top_logprobs=rng.choice([0, 2]),
+        tenant=tenant,
+    )
 
 
 def outcome(events: list[Event]) -> tuple[dict[int, list[int]], dict[int, Any]]:
@@ -87,9 +116,22 @@ def outcome(events: list[Event]) -> tuple[dict[int, list[int]], dict[int, Any]]:
     return tokens, finished
 
 
-def run_engine(
-    engine: Engine, requests: list[GenerationRequest], max_steps: int = 100_000
-) -> list[list[Event]]:
+def same_result(event: Event, expected: Event) -> bool:
+    """Whether two prompt requests got the same, up to rounding."""
+    assert isinstance(event, FinishEvent)
+    assert isinstance(expected, FinishEvent)
+    result, other = event.result, expected.result
+    if isinstance(result, list):
+        assert isinstance(other, list)
+        return (
+            [scored.token for scored in result] == [scored.token for scored in other]
+            and all(abs(a.logprob - b.logprob) < 1e-3 for a, b in zip(result, other, strict=True))
+            and all(len(a.top_logprobs) == len(b.top_logprobs) for a, b in zip(result, other, strict=True))
+        )
+    return result is not None and torch.allclose(result, other, atol=1e-4)  # type: ignore[arg-type]
+
+
+def run_engine(engine: Engine, requests: list[Request], max_steps: int = 100_000) -> list[list[Event]]:
     """Submit all requests at once and step until they are finished: the events of each."""
     events: list[list[Event]] = [[] for _ in requests]
     for request, request_events in zip(requests, events, strict=True):
@@ -103,7 +145,5 @@ def run_engine(
     raise AssertionError(f"not done after {max_steps} steps")
 
 
-def run_sequentially(
-    model: Any, requests: list[GenerationRequest], tokenizer: Any = None
-) -> list[list[Event]]:
+def run_sequentially(model: Any, requests: list[Request], tokenizer: Any = None) -> list[list[Event]]:
     return run_engine(SequentialEngine(model, tokenizer), requests)

@@ -8,7 +8,7 @@ import torch
 import keepleft as kl
 from keepleft.serving.engine import capacity
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
-from keepleft.serving.engine.sequential import SequentialEngine
+from keepleft.serving.engine.encoder import EncoderEngine
 
 
 def build_model(name: str, **changes):
@@ -46,8 +46,8 @@ def test_what_cannot_hold_anything_is_refused(sizes, message):
         capacity.plan_capacity(build_model("llama3"), **sizes)
 
 
-def test_an_encoder_gets_an_engine_with_nothing_to_do():
-    assert isinstance(capacity.make_engine(build_model("bert")), SequentialEngine)
+def test_an_encoder_gets_an_engine_of_its_own():
+    assert isinstance(capacity.make_engine(build_model("bert")), EncoderEngine)
     assert isinstance(
         capacity.make_engine(build_model("llama3"), kv_cache_memory=0.01), ContinuousBatchingEngine
     )

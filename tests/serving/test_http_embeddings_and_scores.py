@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from dataclasses import replace
 from math import exp
@@ -13,8 +12,7 @@ import torch
 
 import keepleft as kl
 from keepleft.pipelines.predictor import Predictor
-from keepleft.serving.http.limits import Limits
-from serving.tiny_services import TOKENS, client, decoder, encoder, service, translator
+from serving.tiny_services import TOKENS, client, decoder, encoder, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ["the sea is calm", "a ship", "12 345", "आप कैसे हैं"]
@@ -137,47 +135,3 @@ def test_attention_heads_are_those_of_each_stack():
         refused = http_client.post("/v1/attention", json=body | last)
         assert refused.status_code == 400
         assert f"decoder.0.self has {design.heads}" in refused.json()["error"]["message"]
-
-
-def test_texts_of_many_clients_are_batched():
-    loaded = encoder(kl.PoolingHead("mean"))
-    rows = [TOKENS.encode(text).ids for text in TEXTS * 5]
-
-    async def ask_all(batcher):
-        return await asyncio.gather(*(batcher.submit([row]) for row in rows))
-
-    with service(loaded, limits=Limits(batch_tokens=60)) as running_service:
-        # so that all of them wait
-        blocker = running_service.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))
-        result = asyncio.run(ask_all(running_service.embedding_batcher))
-        blocker.result()
-        assert 1 < running_service.embedding_batcher.num_batches < len(rows)
-        for row, (vector,) in zip(rows, result, strict=True):
-            assert vector.tolist() == pytest.approx(Predictor(*loaded).embed([row])[0].tolist(), abs=1e-4)
-
-
-def test_a_cancelled_request_does_not_affect_the_others():
-    loaded = encoder(kl.PoolingHead("mean"))
-
-    async def two(running_service):
-        running_service.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))
-        first = asyncio.ensure_future(running_service.embedding_batcher.submit([[5, 6]]))
-        second = asyncio.ensure_future(running_service.embedding_batcher.submit([[7]]))
-        await asyncio.sleep(0.05)
-        first.cancel()
-        return await second
-
-    with service(loaded) as running_service:
-        (vector,) = asyncio.run(two(running_service))
-        assert vector.tolist() == pytest.approx(Predictor(*loaded).embed([[7]])[0].tolist(), abs=1e-5)
-        assert not running_service.embedding_batcher.waiting
-
-
-def test_a_failing_batch_fails_all_its_requests_and_the_next_one_runs():
-    with service(encoder(kl.PoolingHead("mean"))) as running_service:
-        work = running_service.embedding_batcher.batch_function
-        running_service.embedding_batcher.batch_function = lambda rows: 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            asyncio.run(running_service.embedding_batcher.submit([[5], [6]]))
-        running_service.embedding_batcher.batch_function = work
-        assert len(asyncio.run(running_service.embedding_batcher.submit([[5], [6]]))) == 2

@@ -433,7 +433,7 @@ def test_a_full_engine_says_when_to_retry(monkeypatch):
         def full(*_):
             raise OverloadedError("no room", retry_after=6.2)
 
-        monkeypatch.setattr("keepleft.serving.engine.thread.EngineThread.run_between_steps", full)
+        monkeypatch.setattr("keepleft.serving.engine.thread.EngineThread.submit", full)
         answer = http_client.post("/v1/embeddings", json={"input": "a"})
         refused(answer, 429)
         assert answer.headers["retry-after"] == "7"

@@ -55,6 +55,18 @@ def wait_until(condition, seconds=30.0):
         time.sleep(0.01)
 
 
+class Stuck(SequentialEngine):
+    """Serves nothing until it is told to."""
+
+    is_stuck = True
+
+    def step(self):
+        if self.is_stuck:
+            time.sleep(0.01)
+            return []
+        return super().step()
+
+
 @pytest.fixture
 def slow():
     with running(decoder(), Slow) as server:
@@ -96,17 +108,25 @@ def test_clients_that_leave_while_they_wait_are_noticed_too(slow):
     wait_until(lambda: service.engine_thread.stats()["in_flight"] == 0)
 
 
-def test_a_client_that_leaves_cancels_its_task():
-    with running(encoder()) as (port, service, _):
-        done = []
-        service.engine_thread.run_between_steps(lambda: time.sleep(0.3))
-        service.embedding_batcher.batch_function = lambda rows: done.append(len(rows)) or rows
+@pytest.mark.parametrize(
+    ("load", "path", "body"),
+    [
+        (encoder, "/v1/embeddings", {"input": "the sea"}),
+        (decoder, "/v1/embeddings", {"input": "the sea"}),
+        (decoder, "/v1/score", {"input": ["the sea", "a ship"]}),
+        (decoder, "/v1/completions", {"prompt": "the sea", "echo": True, "logprobs": 1, "max_tokens": 0}),
+    ],
+)
+def test_a_client_that_leaves_cancels_what_it_wanted_to_know(load, path, body):
+    with running(load(), Stuck) as (port, service, _):
         with connect(port) as connection:
-            connection.sendall(request({"input": "the sea"}, "/v1/embeddings"))
-            wait_until(lambda: len(service.embedding_batcher.waiting) == 1)
-        wait_until(lambda: not service.embedding_batcher.waiting)
-        wait_until(lambda: service.engine_thread.stats()["tasks"] == 0)
-        assert done == []
+            connection.sendall(request(body, path))
+            wait_until(lambda: service.engine_thread.in_flight)
+            handles = list(service.engine_thread.in_flight)
+        wait_until(lambda: all(handle.cancelled for handle in handles))
+        service.engine_thread.engine.is_stuck = False
+        wait_until(lambda: not service.engine_thread.in_flight)
+        assert service.engine_thread.stats()["prompt_tokens"] == 0  # nothing was computed
 
 
 @pytest.mark.parametrize("chunked", [True, False])

@@ -66,13 +66,14 @@ def score_tokens(
     return [
         scored_token
         for chunk in chunks
-        for scored_token in _score_chunk(
+        for scored_token in score_logits(
             model.head(hidden_states[:, chunk], model.token)[0], continuation[chunk], top_logprobs
         )
     ]
 
 
-def _score_chunk(logits: Tensor, continuation: list[int], top_logprobs: int) -> list[ScoredToken]:
+def score_logits(logits: Tensor, continuation: list[int], top_logprobs: int) -> list[ScoredToken]:
+    """The log-probability of each token by its row of the (n, V) logits."""
     logprobs = logits.float().log_softmax(-1)
     token_logprobs = logprobs.gather(1, torch.tensor(continuation, device=logits.device)[:, None])[
         :, 0

@@ -28,7 +28,7 @@ GRAPH_BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 class PagedCUDAStep:
     """For models that the fused decode step serves: at most `max_rows` sequences of at most `max_length`
-    tokens.
+    tokens in a step, and `max_table_rows` (default: as many) between steps.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class PagedCUDAStep:
         max_rows: int,
         max_length: int,
         *,
+        max_table_rows: int | None = None,
         capture: bool = True,
     ) -> None:
         self.decode_layers = DecodeLayers(model, TritonOps())
@@ -48,11 +49,12 @@ class PagedCUDAStep:
         self.capture = capture
         self.scratch_page = pool.reserve_scratch_page()  # where padding rows write to
         zeros = lambda *shape: torch.zeros(*shape, dtype=torch.int32, device=self.device)
-        self.slot_table = zeros(max_rows + 1, max_length + 1)
-        self.source_slot_table = zeros(max_rows + 1, max_length + 1) if source_pool is not None else None
-        self.source_lengths = zeros(max_rows + 1)
-        self.free_rows = list(range(max_rows))[::-1]
-        self.padding_row = max_rows  # table row of padding rows
+        table_rows = max_table_rows or max_rows
+        self.slot_table = zeros(table_rows + 1, max_length + 1)
+        self.source_slot_table = zeros(table_rows + 1, max_length + 1) if source_pool is not None else None
+        self.source_lengths = zeros(table_rows + 1)
+        self.free_rows = list(range(table_rows))[::-1]
+        self.padding_row = table_rows  # table row of padding rows
         # token, table row, length and slot of each row
         self.inputs = torch.zeros(4, max(max_rows, 1), dtype=torch.long, device=self.device)
         self.decode_layers.prepare_tables(max_length + 1)

@@ -13,7 +13,7 @@ masks that neither serves by the model itself again (`GatherStep`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -48,7 +48,8 @@ class DecodeStep(Protocol):
 class PagedRunner:
     """A model over a page pool, and a second pool for sources.
 
-    `max_rows` and `max_length` bound the slot tables on a GPU.
+    On a GPU a step has at most `max_rows` rows, and the slot tables have `max_table_rows` (default: as many)
+    of `max_length` slots.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PagedRunner:
         page_size: int = 128,
         num_source_pages: int = 0,
         max_rows: int = 256,
+        max_table_rows: int | None = None,
         max_length: int = 4096,
     ) -> None:
         config, like = model.design.attention, model.token.weight
@@ -77,7 +79,7 @@ class PagedRunner:
         self.decode_step: DecodeStep
         if on_cuda:
             self.slot_tracking = self.decode_step = PagedCUDAStep(
-                model, self.pool, self.source_pool, max_rows, max_length
+                model, self.pool, self.source_pool, max_rows, max_length, max_table_rows=max_table_rows
             )
         else:
             self.slot_tracking = beam_slots = BeamSlots(self.pool)
@@ -137,12 +139,33 @@ class PagedRunner:
         page_table.num_source_tokens = 0
 
     @torch.no_grad()
-    def encode_sources(self, page_tables: Sequence[PageTable], sources: Sequence[Sequence[int]]) -> None:
-        """Encode sources in one batch; each request must have its source pages already."""
-        assert self.source_pool is not None
+    def encode_by_layer(
+        self, sources: Sequence[Sequence[int]]
+    ) -> Generator[None, None, tuple[Tensor, Tensor | None]]:
+        """Run the encoder over sources and yield after each layer; returns its (B, S, dim) output and the
+        segments.
+        """
         assert isinstance(self.model, EncoderDecoder)
         tokens, segments = self._pad_tokens(sources)
-        memory = self.model.encode_memory(tokens, segments=segments)
+        x, positions, grid = self.model.embed_source(tokens, segments=segments)
+        encoder = self.model.encoder
+        run_layer = encoder.layer_runner(x, positions, [grid] * len(encoder.masks))
+        for n in range(len(encoder.layers)):
+            x = run_layer(n, x)
+            yield
+        return encoder.norm(x), segments
+
+    @torch.no_grad()
+    def store_sources(
+        self,
+        page_tables: Sequence[PageTable],
+        sources: Sequence[Sequence[int]],
+        encoder_output: Tensor,
+        segments: Tensor | None,
+    ) -> None:
+        """Write the cross-attention memory of encoded sources into their pages, which they have already."""
+        assert self.source_pool is not None
+        memory = self.model.decoder.cross_memory(encoder_output, segments)
         source_slots = [
             page_table.source_slot_range(self.source_pool.page_size, len(source))
             for page_table, source in zip(page_tables, sources, strict=True)
@@ -151,14 +174,23 @@ class PagedRunner:
         cache = PagedCacheView(self.source_pool, slots[:, :0], slots, self._filled_indices(source_slots))
         cache.admit(slots.shape[1], torch.arange(slots.shape[1], device=self.device).expand_as(slots))
         for n, (k, v) in enumerate(memory.layers):
-            cache.update(n, k, v)
+            cache.update(n, k[:, :, : slots.shape[1]], v[:, :, : slots.shape[1]])
         self.slot_tracking.mark_source(page_tables, source_slots)
         for page_table, source in zip(page_tables, sources, strict=True):
             page_table.num_source_tokens = len(source)
 
+    def encode_sources(self, page_tables: Sequence[PageTable], sources: Sequence[Sequence[int]]) -> None:
+        """Encode sources in one batch; each request must have its source pages already."""
+        layers = self.encode_by_layer(sources)
+        try:
+            while True:
+                next(layers)
+        except StopIteration as finished:
+            self.store_sources(page_tables, sources, *finished.value)
+
     @torch.no_grad()
-    def prefill(self, page_tables: Sequence[PageTable], chunks: Sequence[Sequence[int]]) -> None:
-        """Prefill one chunk of each prompt, before the beams of a request diverge."""
+    def prefill(self, page_tables: Sequence[PageTable], chunks: Sequence[Sequence[int]]) -> Tensor:
+        """Prefill one chunk of each prompt, before the beams of a request diverge → (B, n, dim)"""
         tokens, segments = self._pad_tokens(chunks)
         page_size = self.pool.page_size
         past_slots = self._pad_rows(
@@ -174,11 +206,12 @@ class PagedRunner:
             new_slots == EMPTY_SLOT, 0, starts[:, None] + torch.arange(new_slots.shape[1], device=self.device)
         )
         cache = PagedCacheView(self.pool, past_slots, new_slots, self._filled_indices(slots))
-        self.forward(tokens, cache, positions, segments, self.source_memory(page_tables))
+        hidden_states = self.forward(tokens, cache, positions, segments, self.source_memory(page_tables))
         self.slot_tracking.mark_shared(page_tables, slots)
         for page_table, chunk in zip(page_tables, chunks, strict=True):
             page_table.num_slots += len(chunk)
             page_table.num_tokens += len(chunk)
+        return hidden_states
 
     @torch.no_grad()
     def decode(self, page_tables: Sequence[PageTable], tokens: Sequence[int]) -> Tensor:

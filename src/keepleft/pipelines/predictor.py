@@ -15,7 +15,7 @@ from keepleft.decoding.generation_config import decoder_start_token, from_model_
 from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.models.design import ClassificationHead, MaskedLMHead, PoolingHead
 from keepleft.models.heads import Pooler
-from keepleft.models.transformer import EncoderDecoder
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.pipelines.loading import load_for_inference
 from keepleft.weights.model_directory import AnyModel
 
@@ -47,23 +47,14 @@ class Predictor:
             raise ValueError(f"text {empty[0]} is empty: there is nothing to classify")
         return self.probabilities(rows)
 
-    @torch.no_grad()
     def probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """(rows, labels) probabilities of rows of tokens. Raises ValueError if the model is no classifier."""
         self._classification_head()
-        tokens, segments = pad_batch(rows, self.device, left=False)
-        return self.model(tokens, segments=segments).float().softmax(-1).cpu()
+        return classify_rows(self.model, rows)
 
-    @torch.no_grad()
     def embed(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """(rows, dim) embeddings of rows of tokens: by the model's pooling head, or the mean hidden state."""
-        model = self.model
-        tokens, segments = pad_batch(rows, self.device, left=False)
-        if isinstance(model.design.head, PoolingHead):
-            return model(tokens, segments=segments).float().cpu()
-        encode = model.encode if isinstance(model, EncoderDecoder) else model.hidden_states
-        mean_pooler = Pooler(PoolingHead("mean"), model.design)
-        return mean_pooler(encode(tokens, segments=segments), model.token, segments).float().cpu()
+        return embed_rows(self.model, rows)
 
     @torch.no_grad()
     def fill(self, text: str, count: int) -> list[list[tuple[str, float]]]:
@@ -101,6 +92,11 @@ class Predictor:
 
         Raises ValueError for an encoder, and for an encoder-decoder without a source.
         """
+        context, tokens, source_tokens = self.encode_for_score(text, source)
+        return score_tokens(self.model, context, tokens, source=source_tokens or None)
+
+    def encode_for_score(self, text: str, source: str | None) -> tuple[list[int], list[int], list[int]]:
+        """What the model reads before a text, the tokens to score, and the source; errors as `score`."""
         options = from_model_directory(self.model.notes)
         design = self.model.design
         if design.decoder is None:
@@ -115,18 +111,48 @@ class Predictor:
                 )
             tokens = self.tokenizer.encode(text, add_special_tokens=False).ids + list(options.eos_ids[:1])
             source_tokens = (self.source_tokenizer or self.tokenizer).encode(source).ids
-            return score_tokens(self.model, [decoder_start_token(options)], tokens, source=source_tokens)
+            return [decoder_start_token(options)], tokens, source_tokens
         tokens = self.tokenizer.encode(text).ids
         bos = options.bos_or_eos
         if bos is not None and tokens[:1] != [bos]:
-            return score_tokens(self.model, [bos], tokens)
-        return score_tokens(self.model, tokens[:1], tokens[1:])
+            return [bos], tokens, []
+        return tokens[:1], tokens[1:], []
 
     def _classification_head(self) -> ClassificationHead:
         head = self.model.design.head
         if not isinstance(head, ClassificationHead):
             raise ValueError("this model has no labels: train one with --task classify")
         return head
+
+
+@torch.no_grad()
+def classify_rows(model: Model, rows: Sequence[Sequence[int]]) -> Tensor:
+    """(rows, labels) probabilities of rows of tokens."""
+    tokens, segments = pad_batch(rows, model.token.weight.device, left=False)
+    return model(tokens, segments=segments).float().softmax(-1).cpu()  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def embed_rows(model: Model, rows: Sequence[Sequence[int]]) -> Tensor:
+    """(rows, dim) embeddings of rows of tokens; of an encoder-decoder, by its encoder."""
+    tokens, segments = pad_batch(rows, model.token.weight.device, left=False)
+    if isinstance(model, EncoderDecoder):
+        return pool_hidden_states(model, model.encode(tokens, segments=segments), segments)
+    assert isinstance(model, Encoder | Decoder)
+    return pool_hidden_states(model, model.hidden_states(tokens, segments=segments), segments)
+
+
+def pool_hidden_states(model: Model, hidden_states: Tensor, segments: Tensor | None) -> Tensor:
+    """(B, T, dim) → (B, dim) embeddings: by the model's pooling head, or the mean over all tokens."""
+    head = model.head
+    if not isinstance(model.design.head, PoolingHead):
+        head = Pooler(PoolingHead("mean"), model.design)
+    return head(hidden_states, model.token, segments).float().cpu()
+
+
+def label_probabilities(model: Model, hidden_states: Tensor, segments: Tensor | None) -> Tensor:
+    """(B, T, dim) → (B, labels)"""
+    return model.head(hidden_states, model.token, segments).float().softmax(-1).cpu()
 
 
 def load_predictor(model_path: str, *, dtype: str = "float32", device: str | None = None) -> Predictor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from keepleft.models.build import count_parameters
-from keepleft.models.transformer import CausalModel, Model
+from keepleft.models.transformer import CausalModel, Encoder, Model
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine, resolve_max_length
+from keepleft.serving.engine.encoder import EncoderEngine
 from keepleft.serving.engine.request import Engine
-from keepleft.serving.engine.sequential import SequentialEngine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -111,10 +112,12 @@ def make_engine(
     max_num_seqs: int | None = None,
     kv_cache_memory: float | None = None,
     max_model_len: int | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Engine:
-    """The engine for a model, warmed up. An encoder generates nothing and gets the sequential engine."""
-    if not isinstance(model, CausalModel):
-        return SequentialEngine(model, tokenizer)
+    """The engine for a model, warmed up. `weights`: the shares of API keys, 1 if not given."""
+    if isinstance(model, Encoder):
+        return EncoderEngine(model, tokenizer, weights=weights)
+    assert isinstance(model, CausalModel)
     capacity = plan_capacity(
         model, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory, max_model_len=max_model_len
     )
@@ -127,6 +130,7 @@ def make_engine(
         page_size=capacity.page_size,
         prefill_chunk_size=capacity.prefill_chunk_size,
         max_model_len=max_model_len,
+        weights=weights,
     )
     engine.runner.warm_up()
     return engine

@@ -2,30 +2,43 @@
 
 Every request gets the tokens that it would get alone, as `SequentialEngine` defines them. A step drops
 cancelled requests, admits waiting ones, prefills a chunk of their prompts, then decodes one token for every
-sequence that is ready. The scheduler decides what runs when; here the model is called, and a request that
-fails is isolated.
+sequence that is ready. Prompt requests (scores, embeddings, labels) are prefilled and finished: whatever uses
+the model goes through here, in slices. The scheduler decides what runs when; here the model is called, and a
+request that fails is isolated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from keepleft.inference.paged_runner import PagedRunner
-from keepleft.models.design import Design
+from keepleft.models.design import ClassificationHead, Design
 from keepleft.models.transformer import CausalModel
-from keepleft.serving.engine.request import Events, FinishEvent, GenerationRequest, RequestHandle
+from keepleft.serving.engine.prompt_reader import PromptReader
+from keepleft.serving.engine.request import (
+    Events,
+    FinishEvent,
+    GenerationRequest,
+    PromptRequest,
+    Request,
+    RequestHandle,
+    failure,
+)
 from keepleft.serving.engine.sampler import SampledToken, raw_logprobs, sample_batch
+from keepleft.serving.engine.scheduled_request import ScheduledRequest
 from keepleft.serving.engine.scheduler import Scheduler, handle_of, split_deterministic
 from keepleft.serving.engine.sequence import SequenceGroup, max_slots, request_lengths
+from keepleft.serving.engine.source_encoder import SourceEncoding
 from keepleft.serving.engine.strategy_batch import StrategyBatch, batch_key
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+AnyRequest = TypeVar("AnyRequest", bound=ScheduledRequest)
 DEFAULT_MAX_MODEL_LEN = 4096  # tokens of a sequence, where neither the user nor the design sets a limit
 
 
@@ -33,7 +46,8 @@ class ContinuousBatchingEngine:
     """Serves at most `max_num_seqs` sequences at once and prefills `prefill_chunk_size` tokens per step.
 
     `pages` and `source_pages` (default: as many) count pages of `page_size` KV slots; the latter hold the
-    sources of an encoder-decoder. The prefix cache is for decoders only.
+    sources of an encoder-decoder. The prefix cache is for decoders only. `weights` are the shares of API
+    keys, 1 if not given.
     """
 
     def __init__(
@@ -48,6 +62,7 @@ class ContinuousBatchingEngine:
         prefill_chunk_size: int = 512,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         if model.design.decoder is None:
             raise ValueError(
@@ -66,15 +81,18 @@ class ContinuousBatchingEngine:
             page_size=page_size,
             num_source_pages=num_source_pages,
             max_rows=max_num_seqs,
+            max_table_rows=2 * max_num_seqs,  # paused requests keep theirs
             max_length=max_length,
         )
         self.scheduler = Scheduler(
             self.runner,
-            lambda handle: SequenceGroup(handle, self.model, self.tokenizer),
+            self._make_scheduled,
             max_num_seqs=max_num_seqs,
             prefill_chunk_size=prefill_chunk_size,
             enable_prefix_caching=enable_prefix_caching and not self.is_encoder_decoder,
+            weights=weights,
         )
+        self.source_encoding: SourceEncoding | None = None  # in progress
         self.strategy_batches: dict[Hashable, StrategyBatch] = {}
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
@@ -83,7 +101,35 @@ class ContinuousBatchingEngine:
     def busy(self) -> bool:
         return self.scheduler.busy
 
-    def validate(self, request: GenerationRequest) -> None:
+    def _make_scheduled(self, handle: RequestHandle) -> ScheduledRequest:
+        if isinstance(handle.request, PromptRequest):
+            return PromptReader(handle, self.model)
+        return SequenceGroup(handle, self.model, self.tokenizer)
+
+    def validate(self, request: Request) -> None:
+        if isinstance(request, PromptRequest):
+            self._validate_prompt(request)
+        else:
+            self._validate_generation(request)
+
+    def _validate_prompt(self, request: PromptRequest) -> None:
+        design = self.model.design
+        if not request.tokens:
+            raise ValueError("there are no tokens: give at least one")
+        if request.task == "classify" and not isinstance(design.head, ClassificationHead):
+            raise ValueError("this model has no labels: train one with --task classify")
+        if request.task == "score" and self.is_encoder_decoder and not request.source:
+            raise ValueError("an encoder-decoder scores a text for its source: give one")
+        max_length = max(len(request.tokens), len(request.source))
+        limit = min(self.max_model_len or max_length, design.max_positions or max_length)
+        if max_length > limit:
+            raise ValueError(f"the text has {max_length} tokens, and {limit} is the limit here: shorten it")
+        num_source_tokens = len(request.source)
+        if self.is_encoder_decoder and request.task != "score":
+            num_source_tokens = len(request.tokens)
+        self.scheduler.check_fits(1, len(request.tokens), num_source_tokens)
+
+    def _validate_generation(self, request: GenerationRequest) -> None:
         options = request.options
         options.check()
         if options.penalty_alpha or options.prompt_lookup_num_tokens is not None:
@@ -114,6 +160,7 @@ class ContinuousBatchingEngine:
 
     def clear(self) -> None:
         self.scheduler.clear()
+        self.source_encoding = None
         self.strategy_batches = {}
 
     def stats(self) -> dict[str, float]:
@@ -124,6 +171,7 @@ class ContinuousBatchingEngine:
             "running": len(scheduler.running),
             "running_rows": scheduler.num_running_rows,
             "waiting": len(scheduler.waiting),
+            "paused": len(scheduler.paused),
             "prompt_tokens": self.prompt_tokens_total,
             "generation_tokens": self.generation_tokens_total,
             "preemptions": scheduler.preemptions,
@@ -135,13 +183,16 @@ class ContinuousBatchingEngine:
 
     def step(self) -> Events:
         events = self._drop_cancelled()
-        events += [_failure(handle, error) for handle, error in self.scheduler.admit()]
+        events += [(handle, failure(error)) for handle, error in self.scheduler.admit()]
         if self.is_encoder_decoder:
             self._encode_sources(events)
         self._prefill(events)
-        ready, preempted = self.scheduler.schedule_decode()
-        for group in preempted:
-            self._leave_strategy_batch(group)
+        self._finish_prompts(events)
+        ready = self.scheduler.schedule_decode()
+        for scheduled in self.scheduler.take_paused():
+            self._leave_strategy_batch(scheduled)
+        if len(ready) < len(self.scheduler.running):
+            self._leave_strategy_batches_but(ready)
         for batch in split_deterministic(ready):
             decoded, logits = self._decode(batch, events)
             if logits is not None:
@@ -151,64 +202,94 @@ class ContinuousBatchingEngine:
     def _drop_cancelled(self) -> Events:
         events: Events = []
         for item in self.scheduler.remove_cancelled():
-            if isinstance(item, SequenceGroup):
+            if isinstance(item, ScheduledRequest):
                 self._leave_strategy_batch(item)
             events.append((handle_of(item), FinishEvent(0, "cancelled", last=True)))
         return events
 
-    def _release(self, group: SequenceGroup) -> None:
+    def _release(self, scheduled: ScheduledRequest) -> None:
         """Free all that a request holds."""
-        self.scheduler.release(group)
-        self._leave_strategy_batch(group)
+        self.scheduler.release(scheduled)
+        self._leave_strategy_batch(scheduled)
 
     # -- prefill
 
     def _encode_sources(self, events: Events) -> None:
-        for batch in split_deterministic(self.scheduler.schedule_encode()):
-            self._isolate_failure(batch, events, self._encode_batch)
-            self.prompt_tokens_total += sum(len(group.request.tokens) for group in batch)
-
-    def _encode_batch(self, batch: list[SequenceGroup]) -> None:
-        self.runner.encode_sources(
-            [group.page_table for group in batch], [group.request.tokens for group in batch]
-        )
+        """Encode a batch of sources: layer by layer, as many as there is time for in one step."""
+        scheduler = self.scheduler
+        encoding = self.source_encoding
+        if encoding is None:
+            batch = scheduler.schedule_encode()
+            if not batch:
+                return
+            encoding = SourceEncoding(self.runner, split_deterministic(batch)[0])
+            self.source_encoding = encoding
+        try:
+            if not encoding.run(scheduler.slice_seconds(), is_wanted=scheduler.running.__contains__):
+                return
+            self.prompt_tokens_total += encoding.num_tokens
+        except Exception:  # encode them one by one, to find the one at fault
+            members = [member for member in encoding.batch if member in scheduler.running]
+            self._isolate_failure(members, events, lambda part: SourceEncoding(self.runner, part).run_all())
+        self.source_encoding = None
 
     def _prefill(self, events: Events) -> None:
-        scheduled = self.scheduler.schedule_prefill()
-        for batch in split_deterministic(scheduled):
-            self._isolate_failure(batch, events, self._prefill_chunk)
-        self.scheduler.cache_prefixes(scheduled)
+        chunk_sizes = dict(self.scheduler.schedule_prefill())
+        for batch in split_deterministic(list(chunk_sizes)):
+            self._isolate_failure(batch, events, lambda part: self._prefill_chunk(part, chunk_sizes))
+        self.scheduler.cache_prefixes(chunk_sizes)
 
-    def _prefill_chunk(self, batch: list[SequenceGroup]) -> None:
-        chunks = [group.pending_prompt[: self.scheduler.prefill_chunk_size] for group in batch]
-        self.runner.prefill([group.page_table for group in batch], chunks)
+    def _prefill_chunk(self, batch: list[ScheduledRequest], chunk_sizes: dict[ScheduledRequest, int]) -> None:
+        chunks = [scheduled.next_chunk(chunk_sizes[scheduled]) for scheduled in batch]
+        starts = [scheduled.page_table.num_tokens for scheduled in batch]
+        num_tokens = len(chunks) * max(map(len, chunks))
+        with self.scheduler.timer.time_prefill(num_tokens):
+            hidden_states = self.runner.prefill([scheduled.page_table for scheduled in batch], chunks)
+            for scheduled, start, chunk, row in zip(batch, starts, chunks, hidden_states, strict=True):
+                if isinstance(scheduled, PromptReader):
+                    scheduled.add_chunk(start, row[: len(chunk)])
         self.prompt_tokens_total += sum(map(len, chunks))
+
+    def _finish_prompts(self, events: Events) -> None:
+        """Finish the prompt requests whose tokens are all read."""
+        finished = [
+            scheduled
+            for scheduled in self.scheduler.running
+            if isinstance(scheduled, PromptReader) and scheduled.is_ready
+        ]
+
+        def finish(part: list[PromptReader]) -> None:
+            for reader in part:
+                event = reader.finish()
+                self._release(reader)
+                events.append((reader.handle, event))
+
+        for reader in finished:
+            self._isolate_failure([reader], events, finish)
 
     # -- decode
 
     def _decode(
-        self, batch: list[SequenceGroup], events: Events
+        self, batch: list[ScheduledRequest], events: Events
     ) -> tuple[list[SequenceGroup], Tensor | None]:
         """Decode one token: the requests that did not fail, and the (R, V) logits of their sequences."""
         decoded: list[SequenceGroup] = []
         logits: list[Tensor] = []
 
         def run(part: list[SequenceGroup]) -> None:
-            logits.append(
-                self.runner.decode(
-                    [group.page_table for group in part],
-                    [token for group in part for token in group.next_tokens],
-                )
-            )
+            tokens = [token for group in part for token in group.next_tokens]
+            with self.scheduler.timer.time_decode(len(tokens)):
+                logits.append(self.runner.decode([group.page_table for group in part], tokens))
             decoded.extend(part)
 
-        self._isolate_failure(batch, events, run)
+        groups = [scheduled for scheduled in batch if isinstance(scheduled, SequenceGroup)]
+        self._isolate_failure(groups, events, run)
         if len(logits) > 1:
             return decoded, torch.cat(logits)
         return decoded, logits[0] if logits else None
 
     def _isolate_failure(
-        self, batch: list[SequenceGroup], events: Events, run: Callable[[list[SequenceGroup]], None]
+        self, batch: list[AnyRequest], events: Events, run: Callable[[list[AnyRequest]], None]
     ) -> None:
         """Run a batch; if it fails, find the requests at fault by bisection, and serve the others."""
         if not batch:
@@ -218,7 +299,7 @@ class ContinuousBatchingEngine:
         except Exception as error:
             if len(batch) == 1:
                 self._release(batch[0])
-                events.append(_failure(batch[0].handle, error))
+                events.append((batch[0].handle, failure(error)))
                 return
             half = len(batch) // 2
             self._isolate_failure(batch[:half], events, run)
@@ -263,7 +344,7 @@ class ContinuousBatchingEngine:
         sampled_tokens: list[SampledToken] = []
 
         def report_failure(group: SequenceGroup, error: Exception) -> None:
-            events.append(_failure(group.handle, error))
+            events.append((group.handle, failure(error)))
             group.finished = [True] * group.num_rows
 
         for strategy_batch in self._assign_strategy_batches(batch):
@@ -314,10 +395,19 @@ class ContinuousBatchingEngine:
             assigned[strategy_batch] = None
         return list(assigned)
 
-    def _leave_strategy_batch(self, group: SequenceGroup) -> None:
+    def _leave_strategy_batches_but(self, ready: list[ScheduledRequest]) -> None:
+        """Requests that do not decode in this step leave their strategy batch, with their hypotheses."""
+        decoding = set(ready)
+        for strategy_batch in list(self.strategy_batches.values()):
+            for group in [member for member in strategy_batch.members if member not in decoding]:
+                self._leave_strategy_batch(group)
+
+    def _leave_strategy_batch(self, scheduled: ScheduledRequest) -> None:
+        if not isinstance(scheduled, SequenceGroup):
+            return
         for batch_id, strategy_batch in list(self.strategy_batches.items()):
-            if group in strategy_batch.members:
-                strategy_batch.remove({group})
+            if scheduled in strategy_batch.members:
+                strategy_batch.remove({scheduled})
             if not strategy_batch.members:  # also where all of them failed at once
                 del self.strategy_batches[batch_id]
 
@@ -325,14 +415,3 @@ class ContinuousBatchingEngine:
 def resolve_max_length(design: Design, max_model_len: int | None) -> int:
     """Tokens that a sequence may have, by the user's limit and the model's."""
     return min(max_model_len or DEFAULT_MAX_MODEL_LEN, design.max_positions or DEFAULT_MAX_MODEL_LEN)
-
-
-def _failure(handle: RequestHandle, error: Exception) -> tuple[RequestHandle, FinishEvent]:
-    """The end of a failed request.
-
-    A ValueError is the request's fault, and its message is ours; of other errors only the type is reported.
-    """
-    if isinstance(error, ValueError):
-        return handle, FinishEvent(0, "invalid", message=str(error), last=True)
-    message = f"the request could not be served: {type(error).__name__}"
-    return handle, FinishEvent(0, "failed", message=message, last=True)

@@ -1,71 +1,119 @@
-"""Fair queue: the tenant that was served least is next, its requests in order of arrival."""
+"""Fair queue: API keys share by weight, users share what their key gets, each in order of arrival.
+
+The key that was served least is next, and in it the user that was served least. A key that was idle returns
+at most `BURST` tokens ahead of the one that is being served: a small caller goes first, and idle time is not
+saved up. A user starts level with the others of its key, so a new name is worth nothing.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
+from keepleft.serving.engine.request import Tenant
+
 Item = TypeVar("Item")
-MAX_REMEMBERED_TENANTS = 1024
+BURST = 2048.0  # tokens that a key which was idle is ahead of the others
+MAX_REMEMBERED = 1024  # keys, and users, whose usage is remembered while they have nothing waiting
 
 
 class FairQueue(Generic[Item]):
-    """A tenant that returns after a while starts level with the others: idle time earns no credit."""
+    """`weights`: the share of each key, 1 if not given."""
 
-    def __init__(self) -> None:
-        self.waiting: dict[str, deque[Item]] = {}
-        self.usage: dict[str, float] = {}
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.weights = weights or {}
+        self.waiting: dict[str, dict[str, deque[Item]]] = {}  # by key and user
+        self.key_usage: dict[str, float] = {}  # tokens, divided by the weight
+        self.user_usage: dict[Tenant, float] = {}
+        self.key_clock = 0.0  # the usage of the key that was served last, never turned back
+        self.user_clocks: dict[str, float] = {}  # the same for the users of each key
 
     def __len__(self) -> int:
-        return sum(map(len, self.waiting.values()))
+        return sum(len(queue) for users in self.waiting.values() for queue in users.values())
 
-    def push(self, tenant: str, item: Item, *, front: bool = False) -> None:
-        if tenant not in self.waiting:
-            min_usage = min((self.usage[name] for name in self.waiting), default=0.0)
-            self.usage[tenant] = max(self.usage.get(tenant, 0.0), min_usage)
-            self.waiting[tenant] = deque()
+    def push(self, tenant: Tenant, item: Item, *, front: bool = False) -> None:
+        key, user = tenant
+        users = self.waiting.get(key)
+        if users is None:
+            users = self.waiting[key] = {}
+            self.key_usage[key] = max(self.key_usage.get(key, 0.0), self.key_clock - BURST)
+        queue = users.get(user)
+        if queue is None:
+            queue = users[user] = deque()
+            self.user_usage[tenant] = max(self.user_usage.get(tenant, 0.0), self.user_clocks.get(key, 0.0))
         if front:
-            self.waiting[tenant].appendleft(item)
+            queue.appendleft(item)
         else:
-            self.waiting[tenant].append(item)
+            queue.append(item)
 
-    def charge(self, tenant: str, amount: float) -> None:
-        """Add to a tenant's usage. Once there are too many tenants, idle ones are forgotten."""
-        self.usage[tenant] = self.usage.get(tenant, 0.0) + amount
-        if len(self.usage) > MAX_REMEMBERED_TENANTS + len(self.waiting):
-            self.usage = {name: self.usage[name] for name in self.waiting}
+    def charge(self, tenant: Tenant, tokens: float) -> None:
+        self.key_usage[tenant.key] = self.key_usage.get(tenant.key, 0.0) + tokens / self.weight(tenant.key)
+        self.user_usage[tenant] = self.user_usage.get(tenant, 0.0) + tokens
+        if len(self.key_usage) > MAX_REMEMBERED + len(self.waiting):
+            self.key_usage = {name: self.key_usage[name] for name in self.waiting}
+            self.user_clocks = {name: self.user_clocks.get(name, 0.0) for name in self.waiting}
+        if len(self.user_usage) > MAX_REMEMBERED + len(self):
+            tenants = [Tenant(key, user) for key, users in self.waiting.items() for user in users]
+            self.user_usage = {name: self.user_usage[name] for name in tenants}
 
-    def charge_all(self, amounts: Iterable[tuple[str, float]]) -> None:
-        totals: dict[str, float] = {}
-        for tenant, amount in amounts:
-            totals[tenant] = totals.get(tenant, 0.0) + amount
-        for tenant, amount in totals.items():
-            self.charge(tenant, amount)
+    def charge_all(self, amounts: Iterable[tuple[Tenant, float]]) -> None:
+        totals: dict[Tenant, float] = {}
+        for tenant, tokens in amounts:
+            totals[tenant] = totals.get(tenant, 0.0) + tokens
+        for tenant, tokens in totals.items():
+            self.charge(tenant, tokens)
+
+    def weight(self, key: str) -> float:
+        return self.weights.get(key, 1.0)
+
+    def lag(self, key: str, other: str) -> float:
+        """Tokens that a key was served less than another one, by their weights."""
+        return self.key_usage.get(other, 0.0) - self.key_usage.get(key, 0.0)
+
+    def rank(self, tenant: Tenant) -> tuple[float, float]:
+        """What requests are sorted by so that the least served comes first."""
+        return self.key_usage.get(tenant.key, 0.0), self.user_usage.get(tenant, 0.0)
 
     def peek(self) -> Item | None:
         """The next item; None if the queue is empty."""
-        return self.waiting[self._next_tenant()][0] if self.waiting else None
+        if not self.waiting:
+            return None
+        tenant = self._next_tenant()
+        return self.waiting[tenant.key][tenant.user][0]
 
     def pop(self) -> Item:
         """Remove and return the next item."""
-        tenant = self._next_tenant()
-        item = self.waiting[tenant].popleft()
-        if not self.waiting[tenant]:
-            del self.waiting[tenant]
+        return self.take(self._next_tenant())
+
+    def take(self, tenant: Tenant) -> Item:
+        """Remove and return a tenant's first item, whoever is next."""
+        key, user = tenant
+        self.key_clock = max(self.key_clock, self.key_usage[key])
+        self.user_clocks[key] = max(self.user_clocks.get(key, 0.0), self.user_usage[tenant])
+        item = self.waiting[key][user].popleft()
+        self._drop_empty(key, user)
         return item
 
     def remove(self, removed: set[Item]) -> None:
         """Remove items wherever they stand."""
-        for tenant in list(self.waiting):
-            remaining = deque(item for item in self.waiting[tenant] if item not in removed)
-            if remaining:
-                self.waiting[tenant] = remaining
-            else:
-                del self.waiting[tenant]
+        if not removed:
+            return
+        for key, users in list(self.waiting.items()):
+            for user in list(users):
+                users[user] = deque(item for item in users[user] if item not in removed)
+                self._drop_empty(key, user)
 
     def items(self) -> list[Item]:
-        return [item for queue in self.waiting.values() for item in queue]
+        return [item for users in self.waiting.values() for queue in users.values() for item in queue]
 
-    def _next_tenant(self) -> str:
-        return min(self.waiting, key=lambda name: self.usage[name])
+    def _drop_empty(self, key: str, user: str) -> None:
+        if not self.waiting[key][user]:
+            del self.waiting[key][user]
+        if not self.waiting[key]:
+            del self.waiting[key]
+
+    def _next_tenant(self) -> Tenant:
+        key = min(self.waiting, key=lambda name: self.key_usage[name])
+        user = min(self.waiting[key], key=lambda name: self.user_usage[Tenant(key, name)])
+        return Tenant(key, user)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import count
 
 from keepleft.attention.paged_kv_cache import PagePool
+from keepleft.serving.engine.request import Tenant
 
-PageKey = tuple[str, int, tuple[int, ...]]  # tenant, id of the page before it (0: none), its tokens
+PageKey = tuple[Tenant, int, tuple[int, ...]]  # tenant, id of the page before it (0: none), its tokens
 
 
 class PrefixCache:
@@ -21,7 +22,7 @@ class PrefixCache:
         self.ids = count(1)
         self.hits = 0
 
-    def match(self, tenant: str, tokens: Sequence[int]) -> list[int]:
+    def match(self, tenant: Tenant, tokens: Sequence[int]) -> list[int]:
         """Pages of the longest cached prefix, retained for the caller."""
         pages = []
         parent_id = 0
@@ -37,7 +38,7 @@ class PrefixCache:
         self.hits += len(pages)
         return pages
 
-    def insert(self, tenant: str, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    def insert(self, tenant: Tenant, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Cache the pages that these tokens fill."""
         parent_id = 0
         for chunk, page in zip(self._page_chunks(tokens), pages, strict=False):

@@ -1,13 +1,19 @@
-"""Requests, events and the `Engine` protocol. No HTTP and no text: tokens only."""
+"""Requests, events and the `Engine` protocol. No HTTP and no text: tokens only.
+
+A `GenerationRequest` wants new tokens, a `PromptRequest` something about tokens that are there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence
+from keepleft.decoding.score import ScoredToken
 
 # invalid: the request is at fault; failed: the engine is
 FinishReason = Literal["stop", "length", "cancelled", "invalid", "failed"]
@@ -25,6 +31,16 @@ class ShuttingDownError(RuntimeError):
     """The engine is shutting down and accepts no more requests."""
 
 
+class Tenant(NamedTuple):
+    """Whose request it is: an API key (its hash), and a user within it."""
+
+    key: str = ""
+    user: str = ""
+
+
+NOBODY = Tenant()  # the tenant of a server without keys
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """One request. Its options are final: defaults of the model directory are already merged in."""
@@ -32,9 +48,33 @@ class GenerationRequest:
     tokens: Sequence[int]  # the prompt; for an encoder-decoder the source
     options: GenerationConfig
     prefix: Sequence[int] = ()  # encoder-decoders: tokens that the target starts with
-    tenant: str = ""  # the prefix cache is shared within one tenant, never between two
+    tenant: Tenant = NOBODY  # the prefix cache is shared within one tenant, never between two
     logprobs: int | None = None  # report each token's log-probability, and this many of the likeliest
     only_at_end: bool = False  # report the first token when it comes, the others only with the finish event
+
+
+PromptTask = Literal["score", "embed", "classify"]
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """A request that generates nothing.
+
+    score: the log-probabilities of all tokens after the first `num_context`, as `score_tokens` returns them;
+    embed: one vector, by the model's pooling head or the mean hidden state; classify: the probability of
+    each label.
+    """
+
+    task: PromptTask
+    tokens: Sequence[int]  # to embed with an encoder-decoder, the source
+    source: Sequence[int] = ()  # encoder-decoders: what the tokens are scored for
+    num_context: int = 1
+    top_logprobs: int = 0  # report this many of the likeliest tokens with each log-probability
+    tenant: Tenant = NOBODY
+
+
+Request = GenerationRequest | PromptRequest
+PromptResult = list[ScoredToken] | Tensor
 
 
 @dataclass(frozen=True)
@@ -49,23 +89,38 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class FinishEvent:
-    """One of the request's sequences has finished; after the one marked `last` no event follows."""
+    """One of the request's sequences has finished, or the prompt has been read.
+
+    After the one marked `last` no event follows.
+    """
 
     index: int
     finish_reason: FinishReason
     sequence: FinishedSequence | None = None  # all its tokens; None if it was cancelled or failed
     message: str = ""  # what went wrong, in words fit for the client
     last: bool = False
+    result: PromptResult | None = None  # of a PromptRequest
 
 
 Event = TokenEvent | FinishEvent
+
+
+def failure(error: Exception) -> FinishEvent:
+    """The end of a failed request.
+
+    A ValueError is the request's fault, and its message is ours; of other errors only the type is reported.
+    """
+    if isinstance(error, ValueError):
+        return FinishEvent(0, "invalid", message=str(error), last=True)
+    message = f"the request could not be served: {type(error).__name__}"
+    return FinishEvent(0, "failed", message=message, last=True)
 
 
 @dataclass(eq=False)
 class RequestHandle:
     """A submitted request. `on_event` is called with each event, from the engine's thread."""
 
-    request: GenerationRequest
+    request: Request
     on_event: Callable[[Event], None] = lambda event: None
     cancelled: bool = False  # the client is gone: the next step drops it
     started_at: float | None = None  # time.monotonic() when it left the queue; None while it waits
@@ -80,7 +135,7 @@ class Engine(Protocol):
     `SequentialEngine` is the definition, `ContinuousBatchingEngine` the one to use.
     """
 
-    def validate(self, request: GenerationRequest) -> None:
+    def validate(self, request: Request) -> None:
         """Raise ValueError for a request that can never be served: too long, too large, contradictory.
 
         May be called from any thread.

@@ -1,21 +1,33 @@
 """Scheduler of the continuous-batching engine: which requests run, and which of them each model call serves.
 
-Pure policy, no model calls. Tenants take fair turns, and requests are admitted while rows and KV pages last.
-Prompts are prefilled within a token budget per step (chunked prefill). Where pages run out, unused pages of
-the prefix cache are evicted first; then the newest request is preempted, and its pages are recomputed later.
+Pure policy, no model calls. Keys share the engine by weight, users share what their key gets (fair_queue.py).
+Requests are admitted while rows and KV pages last. If the rows are taken, a key that has less than its share
+gets some from one that has more: their requests are paused, keep their pages, and go on later. Prompts are
+prefilled within a budget of tokens and time per step (chunked prefill), so that nobody's stream stands
+still. Where pages run out, unused pages of the prefix cache are evicted first; then the newest request is
+preempted, and its pages are recomputed later.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from keepleft.attention.paged_kv_cache import PagePool, PageTable
-from keepleft.serving.engine.fair_queue import FairQueue
+from keepleft.serving.engine.fair_queue import BURST, FairQueue
 from keepleft.serving.engine.prefix_cache import PrefixCache
 from keepleft.serving.engine.request import RequestHandle
-from keepleft.serving.engine.sequence import SequenceGroup
+from keepleft.serving.engine.scheduled_request import ScheduledRequest
+from keepleft.serving.engine.step_timer import StepTimer
+
+AnyRequest = TypeVar("AnyRequest", bound=ScheduledRequest)
+MAX_SLOWDOWN = 3.0  # of a decode step, by what is done for others besides
+MIN_SLICE_SECONDS = 0.02  # of prefill beside decode steps that are shorter
+MIN_CHUNK_SIZE = 16  # tokens of prompts that a step prefills in any case
+DETERMINISTIC_CHUNK_SIZE = 128  # of prompts whose chunks must not depend on anything else
+RESERVED_FRACTION = 1 / 8  # of the pages, kept from requests whose pages cannot be taken back
+LIGHT_LAG = BURST / 2  # a key that was served so much less than another goes before it
 
 
 class PageAllocator(Protocol):
@@ -32,29 +44,37 @@ class PageAllocator(Protocol):
 
 
 class Scheduler:
-    """At most `max_num_seqs` sequences run at once; a step prefills at most `prefill_chunk_size` tokens.
+    """At most `max_num_seqs` sequences run at once, and as many again may be paused with their pages.
 
-    A request stays a `RequestHandle` until its turn comes; then `make_group` turns it into a `SequenceGroup`.
+    A request stays a `RequestHandle` until its turn comes; then `make_scheduled` turns it into a
+    `ScheduledRequest`. `weights`: the shares of API keys, 1 if not given.
     """
 
     def __init__(
         self,
         allocator: PageAllocator,
-        make_group: Callable[[RequestHandle], SequenceGroup],
+        make_scheduled: Callable[[RequestHandle], ScheduledRequest],
         *,
         max_num_seqs: int,
         prefill_chunk_size: int,
         enable_prefix_caching: bool = True,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self.allocator = allocator
-        self.make_group = make_group
+        self.make_scheduled = make_scheduled
         self.max_num_seqs = max_num_seqs
         self.prefill_chunk_size = prefill_chunk_size
+        self.weights = weights
         self.prefix_cache = PrefixCache(allocator.pool) if enable_prefix_caching else None
-        self.waiting: FairQueue[SequenceGroup | RequestHandle] = FairQueue()
-        self.running: dict[SequenceGroup, None] = {}  # an ordered set, by admission
+        self.timer = StepTimer()
+        self.waiting: FairQueue[ScheduledRequest | RequestHandle] = FairQueue(weights)
+        self.paused: dict[ScheduledRequest, None] = {}  # those of the waiting that hold pages
+        self.running: dict[ScheduledRequest, None] = {}  # an ordered set, by admission
+        self.newly_paused: list[ScheduledRequest] = []
         self.num_admitted = 0
+        self.num_steps = 0
         self.preemptions = 0
+        self.spare_seconds = 0.0  # of decode steps for heavy keys, saved up while light ones run
 
     @property
     def busy(self) -> bool:
@@ -62,7 +82,7 @@ class Scheduler:
 
     @property
     def num_running_rows(self) -> int:
-        return sum(group.num_rows for group in self.running)
+        return sum(scheduled.num_rows for scheduled in self.running)
 
     def check_fits(self, num_rows: int, num_slots: int, num_source_tokens: int) -> None:
         """Raise ValueError for a request that would not fit even if it ran alone."""
@@ -88,127 +108,320 @@ class Scheduler:
     def admit(self) -> list[tuple[RequestHandle, Exception]]:
         """Move waiting requests into the batch; return those whose options turn out to be unusable."""
         failures: list[tuple[RequestHandle, Exception]] = []
-        num_rows = self.num_running_rows
         while (item := self.waiting.peek()) is not None:
             if isinstance(item, RequestHandle):
                 try:
-                    group = self.make_group(item)
+                    scheduled = self.make_scheduled(item)
                 except Exception as error:  # such as a grammar that does not compile
                     self.waiting.pop()
                     failures.append((item, error))
                     continue
+                self.waiting.pop()  # from now on it waits as a scheduled request, which is built only once
+                self.waiting.push(scheduled.tenant, scheduled, front=True)
             else:
-                group = item
-            if num_rows + group.num_rows > self.max_num_seqs or not self._allocate(group):
-                if isinstance(item, RequestHandle):  # wait as a group, so that it is built only once
-                    self.waiting.pop()
-                    self.waiting.push(group.request.tenant, group, front=True)
+                scheduled = item
+            if not self._make_room(scheduled):
+                if not self.running and self.paused:  # they hold the pages that it needs
+                    self._start(next(iter(self.paused)))
                 break
-            self.waiting.pop()
-            self.num_admitted += 1
-            group.admission_order = self.num_admitted
-            group.handle.started_at = group.handle.started_at or time.monotonic()
-            num_rows += group.num_rows
-            self.running[group] = None
-            num_source_tokens = len(group.request.tokens) if group.is_encoder_decoder else 0
-            self.waiting.charge(group.request.tenant, len(group.pending_prompt) + num_source_tokens)
+            self._start(scheduled)
         return failures
 
-    def remove_cancelled(self) -> list[SequenceGroup | RequestHandle]:
+    def _start(self, scheduled: ScheduledRequest) -> None:
+        resumed = scheduled in self.paused
+        self.paused.pop(scheduled, None)
+        if resumed:
+            self.waiting.remove({scheduled})
+        else:
+            self.waiting.take(scheduled.tenant)
+        self.num_admitted += 1
+        scheduled.admission_order = self.num_admitted
+        handle = scheduled.handle
+        handle.started_at = handle.started_at or time.monotonic()
+        self.running[scheduled] = None
+        if not resumed:
+            self.waiting.charge(scheduled.tenant, scheduled.num_pending + len(scheduled.source))
+
+    def remove_cancelled(self) -> list[ScheduledRequest | RequestHandle]:
         """Remove cancelled requests, waiting and running, and free their pages."""
         waiting = [item for item in self.waiting.items() if handle_of(item).cancelled]
         self.waiting.remove(set(waiting))
-        running = [group for group in self.running if group.handle.cancelled]
-        for group in running:
-            self.release(group)
+        for item in waiting:
+            if isinstance(item, ScheduledRequest):
+                self._free_waiting(item)
+        running = [scheduled for scheduled in self.running if scheduled.handle.cancelled]
+        for scheduled in running:
+            self.release(scheduled)
         return [*waiting, *running]
 
-    def release(self, group: SequenceGroup) -> None:
+    def release(self, scheduled: ScheduledRequest) -> None:
         """Take a request out of the batch and free its pages."""
-        del self.running[group]
-        self.allocator.free(group.page_table)
+        del self.running[scheduled]
+        self.allocator.free(scheduled.page_table)
 
     def clear(self) -> None:
         """Drop all requests."""
-        for group in list(self.running):
-            self.release(group)
-        self.waiting = FairQueue()
+        for scheduled in list(self.running):
+            self.release(scheduled)
+        for scheduled in list(self.paused):
+            self._free_waiting(scheduled)
+        self.waiting = FairQueue(self.weights)
 
-    def charge(self, batch: Iterable[SequenceGroup]) -> None:
+    def charge(self, batch: Iterable[ScheduledRequest]) -> None:
         """Charge each tenant for the tokens generated in one step."""
-        self.waiting.charge_all((group.request.tenant, group.num_rows) for group in batch)
+        self.waiting.charge_all((scheduled.tenant, scheduled.num_rows) for scheduled in batch)
+
+    # -- sharing rows between keys
+
+    def _make_room(self, scheduled: ScheduledRequest) -> bool:
+        """Find rows and pages for a request, if need be by taking them from keys that have more."""
+        while self.num_running_rows + scheduled.num_rows > self.max_num_seqs:
+            victim = self._choose_victim(scheduled)
+            if victim is None:
+                return False
+            self._pause(victim)
+        if scheduled.holds_pages:
+            return True
+        while not self._allocate(scheduled):
+            victim = self._choose_victim(scheduled, for_pages=True)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _choose_victim(
+        self, scheduled: ScheduledRequest, *, for_pages: bool = False
+    ) -> ScheduledRequest | None:
+        """A request of another tenant that gives way to this one; None if nobody has to.
+
+        Another key gives way if it has more than its share of the rows and this one less, or was served much
+        more. A user of the same key gives way if it has more than its share.
+        """
+        tenant = scheduled.tenant
+        key_rows: dict[str, int] = {}
+        user_rows: dict[str, int] = {}
+        for other in self.running:
+            key_rows[other.tenant.key] = key_rows.get(other.tenant.key, 0) + other.num_rows
+            if other.tenant.key == tenant.key:
+                user_rows[other.tenant.user] = user_rows.get(other.tenant.user, 0) + other.num_rows
+        keys = {*key_rows, *self.waiting.waiting, tenant.key}
+        total_weight = sum(map(self.waiting.weight, keys))
+        users = {*user_rows, *self.waiting.waiting.get(tenant.key, {}), tenant.user}
+
+        def key_share(key: str) -> float:
+            return self.max_num_seqs * self.waiting.weight(key) / total_weight
+
+        def gives_way(other: ScheduledRequest) -> bool:
+            if for_pages and not other.can_recompute:
+                return False
+            if not for_pages and not self._may_pause(other, scheduled):
+                return False
+            key, user = other.tenant
+            if key != tenant.key:
+                has_less = key_rows.get(tenant.key, 0) + scheduled.num_rows <= max(1, key_share(tenant.key))
+                is_light = self.waiting.lag(tenant.key, key) >= LIGHT_LAG
+                return (has_less and key_rows.get(key, 0) > key_share(key)) or is_light
+            if user == tenant.user:
+                return False
+            user_share = max(1, key_share(key) / len(users))
+            has_less = user_rows.get(tenant.user, 0) + scheduled.num_rows <= user_share
+            return has_less and user_rows.get(user, 0) > user_share
+
+        others = (*self.running, *self.paused) if for_pages else tuple(self.running)
+        candidates = [other for other in others if other is not scheduled and gives_way(other)]
+        return max(
+            candidates,
+            key=lambda other: (self.waiting.rank(other.tenant), other.admission_order),
+            default=None,
+        )
+
+    def _may_pause(self, victim: ScheduledRequest, newcomer: ScheduledRequest) -> bool:
+        """Paused requests keep their pages: not more of them than there are rows."""
+        num_paused_rows = sum(paused.num_rows for paused in self.paused)
+        num_new_rows = 0 if newcomer in self.paused else newcomer.num_rows
+        return num_paused_rows + victim.num_rows + num_new_rows <= self.max_num_seqs
+
+    def _pause(self, victim: ScheduledRequest) -> None:
+        """Take a request out of the batch; it keeps its pages, and goes on where it stopped."""
+        del self.running[victim]
+        self.paused[victim] = None
+        self.newly_paused.append(victim)
+        self.waiting.push(victim.tenant, victim, front=True)
+
+    def _preempt(self, victim: ScheduledRequest) -> None:
+        """Take a request's pages away; it is recomputed later, from the head of its tenant's queue."""
+        if victim in self.running:
+            self.release(victim)
+            self.waiting.push(victim.tenant, victim, front=True)
+        else:
+            self._free_waiting(victim)
+        victim.preempt()
+        self.newly_paused.append(victim)
+        self.preemptions += 1
+
+    def _free_waiting(self, scheduled: ScheduledRequest) -> None:
+        self.paused.pop(scheduled, None)
+        self.allocator.free(scheduled.page_table)
+
+    def take_paused(self) -> list[ScheduledRequest]:
+        """The requests that were paused or preempted since the last call."""
+        paused = self.newly_paused
+        self.newly_paused = []
+        return paused
 
     # -- what to run
 
-    def schedule_encode(self) -> list[SequenceGroup]:
-        """Requests whose source to encode now, shortest first so that little is padding."""
-        pending = [group for group in self.running if group.needs_encoding]
-        pending.sort(key=lambda group: len(group.request.tokens))
-        return self._fit_chunk(pending, lambda group: len(group.request.tokens))
+    def schedule_encode(self) -> list[ScheduledRequest]:
+        """Requests whose source to encode now, the least served first."""
+        pending = [scheduled for scheduled in self.running if scheduled.needs_encoding]
+        return self._fit_chunk(pending, lambda scheduled: len(scheduled.source), self.prefill_chunk_size)
 
-    def schedule_prefill(self) -> list[SequenceGroup]:
-        """Requests of whose prompt to prefill one chunk now."""
-        pending = [group for group in self.running if group.pending_prompt and not group.needs_encoding]
-        return self._fit_chunk(pending, lambda group: len(group.pending_prompt))
+    def schedule_prefill(self) -> list[tuple[ScheduledRequest, int]]:
+        """Requests of whose prompt to prefill one chunk now, each with the size of the chunk."""
+        pending = [
+            scheduled for scheduled in self.running if scheduled.num_pending and not scheduled.needs_encoding
+        ]
+        budget = self.prefill_budget()
+        batch = self._fit_chunk(pending, lambda scheduled: min(scheduled.num_pending, budget), budget)
+        return [
+            (scheduled, min(budget, scheduled.num_pending))
+            if not scheduled.is_deterministic
+            else (scheduled, min(self.prefill_chunk_size, DETERMINISTIC_CHUNK_SIZE, scheduled.num_pending))
+            for scheduled in batch
+        ]
 
-    def cache_prefixes(self, batch: Iterable[SequenceGroup]) -> None:
+    def prefill_budget(self) -> int:
+        """Tokens of prompts to prefill in this step.
+
+        If others decode meanwhile, no more than keeps a step below `MAX_SLOWDOWN` times its own length.
+        """
+        seconds = self.slice_seconds()
+        if seconds is None or self.timer.seconds_per_token is None:
+            return self.prefill_chunk_size
+        num_tokens = int(seconds / self.timer.seconds_per_token)
+        return max(min(MIN_CHUNK_SIZE, self.prefill_chunk_size), min(num_tokens, self.prefill_chunk_size))
+
+    def slice_seconds(self) -> float | None:
+        """Seconds that work other than decoding may take in this step; None if nobody decodes."""
+        num_rows = sum(scheduled.num_rows for scheduled in self.running if self._is_decoding(scheduled))
+        if not num_rows:
+            return None
+        return max(MIN_SLICE_SECONDS, (MAX_SLOWDOWN - 1) * self.timer.estimate_decode(num_rows))
+
+    def cache_prefixes(self, batch: Iterable[ScheduledRequest]) -> None:
         """Put the pages of prompts that are now complete into the prefix cache."""
         if self.prefix_cache is None:
             return
-        for group in batch:
-            if not group.pending_prompt and group in self.running:
-                self.prefix_cache.insert(
-                    group.request.tenant, group.prompt_tokens[:-1], group.page_table.pages
-                )
+        for scheduled in batch:
+            if scheduled.uses_prefix_cache and not scheduled.num_pending and scheduled in self.running:
+                self.prefix_cache.insert(scheduled.tenant, scheduled.inputs, scheduled.page_table.pages)
 
-    def schedule_decode(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
-        """Requests to decode one token for, and those preempted to make room for it.
+    def schedule_decode(self) -> list[ScheduledRequest]:
+        """Requests to decode one token for.
 
-        Each of the former has a slot for the token; requests with equally many rows stand side by side.
+        Each has a slot for the token; requests with equally many rows stand side by side.
         """
-        ready = [group for group in self.running if not group.pending_prompt and not group.needs_encoding]
-        preempted: dict[SequenceGroup, None] = {}
-        for group in ready:
-            num_slots = group.page_table.num_slots + group.num_rows
-            if num_slots <= len(group.page_table.pages) * self.allocator.pool.page_size:
+        self.num_steps += 1
+        batch = self._share_step([scheduled for scheduled in self.running if self._is_decoding(scheduled)])
+        preempted: set[ScheduledRequest] = set()
+        for scheduled in batch:
+            num_slots = scheduled.page_table.num_slots + scheduled.num_rows
+            if num_slots <= len(scheduled.page_table.pages) * self.allocator.pool.page_size:
                 continue
-            while group not in preempted and not self._reserve(group.page_table, num_slots):
-                preempted[self._preempt_newest()] = None
-        fitting = [group for group in ready if group not in preempted]
-        return sorted(fitting, key=lambda group: group.num_rows), list(preempted)
+            while scheduled not in preempted and not self._reserve(scheduled.page_table, num_slots):
+                victim = self._newest_recomputable()
+                self._preempt(victim)
+                preempted.add(victim)
+        fitting = [scheduled for scheduled in batch if scheduled not in preempted]
+        for scheduled in fitting:
+            scheduled.last_decoded = self.num_steps
+        return sorted(fitting, key=lambda scheduled: scheduled.num_rows)
 
-    def _preempt_newest(self) -> SequenceGroup:
-        """Send the newest request back to the head of the queue; its pages are free.
+    def _is_decoding(self, scheduled: ScheduledRequest) -> bool:
+        return scheduled.decodes and scheduled.is_ready
 
-        Requests of several sequences are never preempted: they hold all the pages that they can need.
+    def _share_step(self, ready: list[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Who decodes in this step: all, unless a key was served much less than another.
+
+        Then its rows decode in every step, and of the others as many as fit into `MAX_SLOWDOWN` times the
+        step that it would have alone, in turns.
         """
-        candidates = (group for group in self.running if group.num_rows == 1)
-        victim = max(candidates, key=lambda group: group.admission_order)
-        self.release(victim)
-        victim.preempt()
-        self.waiting.push(victim.request.tenant, victim, front=True)
-        self.preemptions += 1
-        return victim
+        keys = {scheduled.tenant.key for scheduled in ready}
+        if len(keys) < 2:
+            self.spare_seconds = 0.0
+            return ready
+        heaviest = max(keys, key=lambda key: self.waiting.key_usage.get(key, 0.0))
+        light_keys = {key for key in keys if self.waiting.lag(key, heaviest) >= LIGHT_LAG}
+        if not light_keys:
+            self.spare_seconds = 0.0
+            return ready
+        chosen = [scheduled for scheduled in ready if scheduled.tenant.key in light_keys]
+        num_rows = sum(scheduled.num_rows for scheduled in chosen)
+        light_seconds = self.timer.estimate_decode(num_rows)
+        self.spare_seconds += (MAX_SLOWDOWN - 1) * light_seconds
+        heavy = [scheduled for scheduled in ready if scheduled.tenant.key not in light_keys]
+        heavy.sort(key=lambda scheduled: scheduled.last_decoded)
+        spent = 0.0
+        for scheduled in heavy:
+            seconds = self.timer.estimate_decode(num_rows + scheduled.num_rows) - light_seconds
+            if seconds > self.spare_seconds:
+                break
+            num_rows += scheduled.num_rows
+            spent = seconds
+            chosen.append(scheduled)
+        self.spare_seconds -= spent
+        if len(chosen) == len(ready):
+            self.spare_seconds = 0.0
+        order = {scheduled: n for n, scheduled in enumerate(ready)}
+        return sorted(chosen, key=order.__getitem__)
+
+    def _newest_recomputable(self) -> ScheduledRequest:
+        """The request whose pages are taken away next: a paused one, or the newest that runs.
+
+        Requests of several sequences are not among them: they hold all the pages that they can need.
+        """
+        paused = [scheduled for scheduled in self.paused if scheduled.can_recompute]
+        if paused:
+            return paused[-1]
+        candidates = (scheduled for scheduled in self.running if scheduled.can_recompute)
+        return max(candidates, key=lambda scheduled: scheduled.admission_order)
 
     # -- pages and budget
 
-    def _allocate(self, group: SequenceGroup) -> bool:
+    def _allocate(self, scheduled: ScheduledRequest) -> bool:
         """Reserve pages for the prompt.
 
-        Several sequences get all that they may ever need, as they cannot be preempted.
+        Several sequences get all that they may ever need, as they cannot be preempted, and leave some of the
+        pages to others.
         """
-        page_table = group.page_table
-        if self.prefix_cache is not None:
-            cached_pages = self.prefix_cache.match(group.request.tenant, group.prompt_tokens[:-1])
+        page_table = scheduled.page_table
+        if self.prefix_cache is not None and scheduled.uses_prefix_cache:
+            cached_pages = self.prefix_cache.match(scheduled.tenant, scheduled.inputs)
             self.allocator.attach_prefix(page_table, cached_pages)
-        num_slots = group.max_slots if group.num_rows > 1 else len(group.prompt_tokens)
-        if self._reserve(page_table, num_slots) and (
-            self.allocator.source_pool is None
-            or self.allocator.reserve_source(page_table, len(group.request.tokens))
+        num_slots = len(scheduled.inputs) + 1 if scheduled.can_recompute else scheduled.max_slots
+        if (
+            (scheduled.can_recompute or self._leaves_reserve(scheduled))
+            and self._reserve(page_table, num_slots)
+            and self._reserve_source(scheduled)
         ):
             return True
         self.allocator.free(page_table)
         return False
+
+    def _leaves_reserve(self, scheduled: ScheduledRequest) -> bool:
+        """Whether pages are left if this request takes all that it may need; it may run alone anyway."""
+        pool = self.allocator.pool
+        others = (*self.running, *self.paused)
+        held = sum(len(other.page_table.pages) for other in others if not other.can_recompute)
+        if not held:
+            return True
+        return held + pool.pages_for(scheduled.max_slots) <= pool.num_pages * (1 - RESERVED_FRACTION)
+
+    def _reserve_source(self, scheduled: ScheduledRequest) -> bool:
+        source_pool = self.allocator.source_pool
+        if source_pool is None or not scheduled.source:
+            return True
+        return self.allocator.reserve_source(scheduled.page_table, len(scheduled.source))
 
     def _reserve(self, page_table: PageTable, num_slots: int) -> bool:
         """Reserve pages for `num_slots` slots, evicting from the prefix cache where the pool is short."""
@@ -220,28 +433,29 @@ class Scheduler:
         return self.allocator.reserve(page_table, num_slots)
 
     def _fit_chunk(
-        self, candidates: list[SequenceGroup], length: Callable[[SequenceGroup], int]
-    ) -> list[SequenceGroup]:
-        """As many as fit into `prefill_chunk_size` tokens, padding included; at least one."""
-        batch: list[SequenceGroup] = []
+        self, candidates: list[AnyRequest], length: Callable[[AnyRequest], int], budget: int
+    ) -> list[AnyRequest]:
+        """As many as fit into `budget` tokens, padding included; at least one, the least served."""
+        candidates.sort(key=lambda scheduled: (self.waiting.rank(scheduled.tenant), length(scheduled)))
+        batch: list[AnyRequest] = []
         max_length = 0
-        for group in candidates:
-            max_length = max(max_length, length(group))
-            if batch and max_length * (len(batch) + 1) > self.prefill_chunk_size:
+        for scheduled in candidates:
+            max_length = max(max_length, length(scheduled))
+            if batch and max_length * (len(batch) + 1) > budget:
                 break
-            batch.append(group)
+            batch.append(scheduled)
         return batch
 
 
-def split_deterministic(batch: list[SequenceGroup]) -> list[list[SequenceGroup]]:
+def split_deterministic(batch: list[AnyRequest]) -> list[list[AnyRequest]]:
     """Put each request that must be deterministic into a batch of its own.
 
     Its logits are then the same bit for bit, whatever else is being served.
     """
-    batchable = [group for group in batch if not group.request.options.deterministic]
-    alone = [[group] for group in batch if group.request.options.deterministic]
+    batchable = [scheduled for scheduled in batch if not scheduled.is_deterministic]
+    alone = [[scheduled] for scheduled in batch if scheduled.is_deterministic]
     return [batchable, *alone] if batchable else alone
 
 
-def handle_of(item: SequenceGroup | RequestHandle) -> RequestHandle:
+def handle_of(item: ScheduledRequest | RequestHandle) -> RequestHandle:
     return item if isinstance(item, RequestHandle) else item.handle

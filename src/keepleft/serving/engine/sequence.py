@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from keepleft.attention.paged_kv_cache import PageTable
 from keepleft.decoding.batch import DecodeBatch, default_new_tokens
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.dispatch import make_strategy
@@ -18,7 +17,15 @@ from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.stopping import ended_by_itself, hits_stop_string
 from keepleft.models.design import Design
 from keepleft.models.transformer import CausalModel
-from keepleft.serving.engine.request import Event, FinishEvent, FinishReason, RequestHandle, TokenEvent
+from keepleft.serving.engine.request import (
+    Event,
+    FinishEvent,
+    FinishReason,
+    GenerationRequest,
+    RequestHandle,
+    TokenEvent,
+)
+from keepleft.serving.engine.scheduled_request import ScheduledRequest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,7 +41,7 @@ class RequestLengths(NamedTuple):
     source: int  # 0 for a decoder
 
 
-class SequenceGroup:
+class SequenceGroup(ScheduledRequest):
     """The sequences of one request: its beams, or its `num_return_sequences` samples.
 
     `prompt_tokens` is what every sequence starts with; when the request is preempted, it grows by what was
@@ -43,8 +50,8 @@ class SequenceGroup:
 
     def __init__(self, handle: RequestHandle, model: CausalModel, tokenizer: Tokenizer | None) -> None:
         request = handle.request
+        assert isinstance(request, GenerationRequest)
         options = request.options
-        self.handle = handle
         self.request = request
         self.tokenizer = tokenizer
         self.is_encoder_decoder = model.design.is_encoder_decoder
@@ -60,17 +67,22 @@ class SequenceGroup:
         self.is_beam_search = options.beam_count > 1
         self.strategy = self._make_strategy()
         self.deadline = None if options.max_time is None else time.monotonic() + options.max_time
-        self.num_rows = options.beam_count if self.is_beam_search else options.num_sequences
-        self.max_slots = max_slots(self.prompt_length, self.num_rows, self.max_new_tokens)
+        num_rows = options.beam_count if self.is_beam_search else options.num_sequences
+        super().__init__(
+            handle,
+            inputs=self.prompt_tokens[:-1],  # the last one is left to the first decode step
+            source=request.tokens if self.is_encoder_decoder else (),
+            num_rows=num_rows,
+            max_slots=max_slots(self.prompt_length, num_rows, self.max_new_tokens),
+        )
+        self.is_deterministic = bool(options.deterministic)
         self.seeds = [] if self.strategy.seeds is None else self.strategy.seeds.tolist()
-        self.page_table = PageTable(width=self.num_rows)
         self.hypotheses: Hypotheses | None = None  # set while it is between two strategy batches
         self.new_tokens: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.cumulative_logprobs = [0.0] * self.num_rows
         self.finished = [False] * self.num_rows
         self.next_tokens = [self.prompt_tokens[-1]] * self.num_rows  # each sequence's input to the next step
         self.only_at_end = request.only_at_end and request.logprobs is None
-        self.admission_order = 0
         self.eos_ids = frozenset(options.eos_ids)
         self.stop_strings = options.stop_list
         # tokens are selected from the logits alone, whatever was generated before
@@ -80,19 +92,10 @@ class SequenceGroup:
         # requests with equal keys are sampled in one batch
         self.sampling_key = (tuple(map(id, self.strategy.processors)), bool(self.seeds))
 
-    @property
-    def pending_prompt(self) -> list[int]:
-        """Prompt tokens that are not yet in its pages; the last one is left to the first decode step."""
-        return self.prompt_tokens[self.page_table.num_tokens : -1]
-
-    @property
-    def needs_encoding(self) -> bool:
-        """True while the source of an encoder-decoder is not yet in its pages."""
-        return self.is_encoder_decoder and not self.page_table.num_source_tokens
-
     def preempt(self) -> None:
         """Its pages are gone: what it generated is prefilled again with the prompt. For a single sequence."""
         self.prompt_tokens = [*self.prompt_tokens[: self.prompt_length], *self.new_tokens[0]]
+        self.inputs = self.prompt_tokens[:-1]
 
     def append(
         self, index: int, token: int, logprob: float, raw_logprobs: SampledLogprobs | None

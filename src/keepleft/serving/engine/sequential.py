@@ -14,7 +14,18 @@ from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.score import score_tokens
 from keepleft.decoding.stopping import ended_by_itself
 from keepleft.models.transformer import CausalModel, Model
-from keepleft.serving.engine.request import Events, FinishEvent, GenerationRequest, RequestHandle, TokenEvent
+from keepleft.pipelines.predictor import classify_rows, embed_rows
+from keepleft.serving.engine.request import (
+    Events,
+    FinishEvent,
+    GenerationRequest,
+    PromptRequest,
+    PromptResult,
+    Request,
+    RequestHandle,
+    TokenEvent,
+    failure,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,8 +46,9 @@ class SequentialEngine:
     def busy(self) -> bool:
         return bool(self.waiting)
 
-    def validate(self, request: GenerationRequest) -> None:
-        request.options.check()
+    def validate(self, request: Request) -> None:
+        if isinstance(request, GenerationRequest):
+            request.options.check()
 
     def submit(self, handle: RequestHandle) -> None:
         self.waiting.append(handle)
@@ -61,11 +73,8 @@ class SequentialEngine:
             self.current = self._serve(handle)
         try:
             events: Events | None = next(self.current, None)
-        except ValueError as error:  # the request is at fault, and the message is ours
-            events = [(handle, FinishEvent(0, "invalid", message=str(error), last=True))]
         except Exception as error:  # only this request fails; the next one is served
-            message = f"the model could not go on: {type(error).__name__}"
-            events = [(handle, FinishEvent(0, "failed", message=message, last=True))]
+            events = [(handle, failure(error))]
         if events is None or any(isinstance(event, FinishEvent) and event.last for _, event in events):
             self.waiting.popleft()
             self.current = None
@@ -81,7 +90,10 @@ class SequentialEngine:
 
     def _serve(self, handle: RequestHandle) -> Generator[Events, None, None]:
         request, model = handle.request, self.model
-        assert isinstance(model, CausalModel)  # an encoder gets no requests
+        if isinstance(request, PromptRequest):
+            yield [(handle, FinishEvent(0, "stop", last=True, result=self._read_prompt(request)))]
+            return
+        assert isinstance(model, CausalModel)  # an encoder gets no others
         batch = DecodeBatch.build(model, [list(request.tokens)], request.options, [list(request.prefix)])
         self.prompt_tokens_total += len(request.tokens)
         strategy = make_strategy(self.tokenizer, request.options, batch)
@@ -104,6 +116,20 @@ class SequentialEngine:
             last = n == len(sequences) - 1
             events.append((handle, FinishEvent(n, "stop" if stopped else "length", sequence, last=last)))
         yield events
+
+    def _read_prompt(self, request: PromptRequest) -> PromptResult:
+        self.prompt_tokens_total += len(request.tokens) + len(request.source)
+        tokens = list(request.tokens)
+        if request.task == "score":
+            return score_tokens(
+                self.model,
+                tokens[: request.num_context],
+                tokens[request.num_context :],
+                source=list(request.source) or None,
+                top_logprobs=request.top_logprobs,
+            )
+        read = classify_rows if request.task == "classify" else embed_rows
+        return read(self.model, [tokens])[0]
 
     def _token_event(
         self, request: GenerationRequest, batch: DecodeBatch, hypotheses: Hypotheses, index: int

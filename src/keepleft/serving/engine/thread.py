@@ -1,26 +1,28 @@
-"""The engine's thread: requests from any thread, tasks between its steps, and an orderly shutdown."""
+"""The engine's thread: requests from any thread, quotas by tenant, and an orderly shutdown."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from keepleft.serving.engine.request import (
     Engine,
     Event,
     Events,
     FinishEvent,
-    GenerationRequest,
     OverloadedError,
+    PromptRequest,
+    Request,
     RequestHandle,
     ShuttingDownError,
+    Tenant,
 )
 
 Result = TypeVar("Result")
 STOP_SECONDS = 10.0  # how long to wait for cancelled requests, and for the thread to end
+USER_FACTOR = 8  # a user may have this many times as many requests in flight as its key has places left
 
 
 def deliver(events: Events) -> None:
@@ -29,10 +31,40 @@ def deliver(events: Events) -> None:
         handle.on_event(event)
 
 
+class Quota:
+    """Requests in flight: at most `maximum` of each key, whatever other keys do.
+
+    A user may take no more than `USER_FACTOR` times what it leaves to the others of its key.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
+        self.by_key: Counter[str] = Counter()
+        self.by_user: Counter[Tenant] = Counter()
+
+    def add(self, tenant: Tenant) -> None:
+        """Count a request. Raises OverloadedError if there are too many."""
+        num_free = self.maximum - self.by_key[tenant.key]
+        if self.by_user[tenant] >= max(1, USER_FACTOR * num_free) or num_free <= 0:
+            raise OverloadedError(
+                f"{self.by_user[tenant] if num_free > 0 else self.by_key[tenant.key]} requests of yours are "
+                "in flight already: try again in a moment"
+            )
+        self.by_key[tenant.key] += 1
+        self.by_user[tenant] += 1
+
+    def remove(self, tenant: Tenant) -> None:
+        for counter, name in ((self.by_key, tenant.key), (self.by_user, tenant)):
+            counter[name] -= 1  # type: ignore[index]
+            if counter[name] <= 0:  # type: ignore[index]
+                del counter[name]  # type: ignore[attr-defined]
+
+
 class EngineThread:
     """Runs an engine in a thread of its own.
 
-    At most `max_requests` are in flight and `max_tasks` wait; `on_events` gets all events of a step at once.
+    At most `max_requests` of each API key are in flight, and `max_prompts` that generate nothing; `on_events`
+    gets all events of a step at once.
     """
 
     def __init__(
@@ -40,16 +72,15 @@ class EngineThread:
         engine: Engine,
         *,
         max_requests: int = 1024,
-        max_tasks: int = 64,
+        max_prompts: int = 4096,
         on_events: Callable[[Events], None] = deliver,
     ) -> None:
         self.engine = engine
-        self.max_requests = max_requests
-        self.max_tasks = max_tasks
+        self.generation_quota = Quota(max_requests)
+        self.prompt_quota = Quota(max_prompts)
         self.on_events = on_events
         self.condition = threading.Condition()
         self.incoming: deque[RequestHandle] = deque()
-        self.tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.in_flight: set[RequestHandle] = set()
         self.closed = False  # accepts no more requests
         self.stopped = False  # the thread ends
@@ -58,26 +89,26 @@ class EngineThread:
         self.thread.start()
 
     def submit(
-        self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None
+        self, request: Request, on_event: Callable[[Event], None] = lambda event: None
     ) -> RequestHandle:
         """Queue a request.
 
-        Raises ValueError if it can never be served, OverloadedError if the queue is full, ShuttingDownError
-        if the engine is shutting down.
+        Raises ValueError if it can never be served, OverloadedError if its tenant has too many in flight,
+        ShuttingDownError if the engine is shutting down.
         """
         self.engine.validate(request)
         handle = RequestHandle(request, on_event)
         with self.condition:
             if self.closed:
                 raise ShuttingDownError("the server is shutting down: ask another one")
-            if len(self.in_flight) >= self.max_requests:
-                raise OverloadedError(
-                    f"{self.max_requests} requests are in flight already: try again in a moment"
-                )
+            self._quota(request).add(request.tenant)
             self.in_flight.add(handle)
             self.incoming.append(handle)
             self.condition.notify()
         return handle
+
+    def _quota(self, request: Request) -> Quota:
+        return self.prompt_quota if isinstance(request, PromptRequest) else self.generation_quota
 
     def cancel(self, handle: RequestHandle) -> None:
         """Cancel a request: the next step frees what it holds."""
@@ -85,29 +116,15 @@ class EngineThread:
             handle.cancelled = True
             self.condition.notify()
 
-    def run_between_steps(self, function: Callable[[], Result]) -> Future[Result]:
-        """Run a function in the engine's thread, between two steps; errors as `submit` raises them."""
-        future: Future[Result] = Future()
-        with self.condition:
-            if self.closed:
-                raise ShuttingDownError("the server is shutting down: ask another one")
-            if len(self.tasks) >= self.max_tasks:
-                raise OverloadedError(f"{self.max_tasks} questions wait already: try again in a moment")
-            self.tasks.append((function, future))
-            self.condition.notify()
-        return future
-
     def drain(self, seconds: float) -> bool:
         """Accept no more requests, give those in flight `seconds` to finish, and cancel the rest.
 
-        The thread then ends. Returns whether all requests and tasks could finish.
+        The thread then ends. Returns whether all requests could finish.
         """
         with self.condition:
             self.closed = True
             self.condition.notify()
-            all_finished = self.condition.wait_for(
-                lambda: not self.in_flight and not self.tasks, max(0.0, seconds)
-            )
+            all_finished = self.condition.wait_for(lambda: not self.in_flight, max(0.0, seconds))
             for handle in self.in_flight:
                 handle.cancelled = True
             self.condition.notify()
@@ -119,41 +136,30 @@ class EngineThread:
 
     def stats(self) -> dict[str, float]:
         with self.condition:
-            return {
-                **self.engine.stats(),
-                "in_flight": len(self.in_flight),
-                "tasks": len(self.tasks),
-                "failures": self.failures,
-            }
+            return {**self.engine.stats(), "in_flight": len(self.in_flight), "failures": self.failures}
 
     def _run(self) -> None:
         while True:
             with self.condition:
-                self.condition.wait_for(
-                    lambda: self.incoming or self.tasks or self.engine.busy or self.stopped
-                )
+                self.condition.wait_for(lambda: self.incoming or self.engine.busy or self.stopped)
                 if self.stopped:
-                    break
+                    return
                 incoming = self.incoming
                 self.incoming = deque()
-                task = self.tasks.popleft() if self.tasks else None
             for handle in incoming:
                 self.engine.submit(handle)
-            if task is not None:
-                _run_task(*task)
             if self.engine.busy:
                 self._publish(self._step())
             with self.condition:
                 self.condition.notify_all()
-        for _, future in self.tasks:
-            future.cancel()
 
     def _step(self) -> Events:
         try:
             return self.engine.step()
         except Exception as error:  # fails all its requests, but not the server
             self.failures += 1
-            handles = list(self.in_flight)
+            with self.condition:  # those that came during the step are not in the engine yet, and are kept
+                handles = list(self.in_flight.difference(self.incoming))
             self.engine.clear()
             message = f"the model could not go on: {type(error).__name__}"
             return [(handle, FinishEvent(0, "failed", message=message, last=True)) for handle in handles]
@@ -165,15 +171,8 @@ class EngineThread:
         if finished:
             with self.condition:
                 self.in_flight.difference_update(finished)
-
-
-def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:  # raised where the result is awaited
-        future.set_exception(error)
+                for handle in finished:
+                    self._quota(handle.request).remove(handle.request.tenant)
 
 
 def run_in_own_thread(function: Callable[[], Result]) -> Result:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from keepleft.data.token_text import CONTEXT_TOKENS
 from keepleft.decoding.detokenizer import IncrementalDetokenizer
 from keepleft.decoding.generation_config import decoder_start_token
-from keepleft.decoding.score import ScoredToken, score_tokens
-from keepleft.models.transformer import CausalModel
-from keepleft.serving.engine.request import (
-    Event,
-    FinishEvent,
-    GenerationRequest,
-    RequestHandle,
-    ShuttingDownError,
-    TokenEvent,
-)
-from keepleft.serving.engine.thread import EngineThread
-from keepleft.serving.http.errors import APIError
+from keepleft.decoding.score import ScoredToken
+from keepleft.serving.engine.request import FinishEvent, GenerationRequest, PromptRequest, TokenEvent
+from keepleft.serving.http.engine_requests import EngineRequests, finish_error, score_prompts
 from keepleft.serving.http.logprobs import TokenLogprob, token_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import RequestPlan
@@ -50,54 +39,6 @@ class FinishedChoice:
     finish_reason: ChoiceFinishReason = "length"
     score: float = 0.0
     length: int = 0
-
-
-class QueueListener:
-    """Puts the events of one request into a queue; called in the event loop that made it."""
-
-    def __init__(self, queue: asyncio.Queue[tuple[int, Event]], index: int) -> None:
-        self.loop = asyncio.get_running_loop()  # service.deliver_to_loops reads it
-        self.queue = queue
-        self.index = index
-
-    def __call__(self, event: Event) -> None:
-        self.queue.put_nowait((self.index, event))
-
-
-class EngineRequests:
-    """The engine requests of one HTTP request, with their events in one queue."""
-
-    def __init__(self, engine_thread: EngineThread) -> None:
-        self.engine_thread = engine_thread
-        self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self.handles: list[RequestHandle] = []
-        self.finished: set[int] = set()
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Submit all requests, or none. Raises what EngineThread.submit raises."""
-        try:
-            for n, request in enumerate(requests):
-                self.handles.append(self.engine_thread.submit(request, QueueListener(self.queue, n)))
-        except BaseException:
-            self.close()
-            raise
-
-    async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """(index of the request, event) until all requests have finished."""
-        while len(self.finished) < len(self.handles):
-            index, event = await self.queue.get()
-            if isinstance(event, FinishEvent) and event.last:
-                self.finished.add(index)
-            yield index, event
-
-    def cancel(self, index: int) -> None:
-        self.engine_thread.cancel(self.handles[index])
-
-    def close(self) -> None:
-        """Cancel the requests that have not finished."""
-        for n in range(len(self.handles)):
-            if n not in self.finished:
-                self.cancel(n)
 
 
 class SequenceText:
@@ -208,7 +149,7 @@ class GenerationStream:
                     )
                 ]
             else:
-                raise _finish_error(event)
+                raise finish_error(event)
             for delta in deltas:
                 yield delta
 
@@ -229,8 +170,10 @@ class GenerationStream:
         remaining = [] if sequence.detokenizer.stopped else tokens[sequence.num_tokens :]
         scored: Sequence[ScoredToken | None] = [None] * len(remaining)
         if remaining and sequence.request.logprobs is not None:
-            score = partial(_score_tokens, self.service.generator.model, sequence.request, tokens)
-            scored = (await self.service.in_engine_thread(score))[sequence.num_tokens :]
+            (scored_tokens,) = await score_prompts(
+                self.service.engine_thread, [_score_request(sequence.request, self.service, tokens)]
+            )
+            scored = scored_tokens[sequence.num_tokens :]
         text = ""
         logprobs: list[TokenLogprob] = []
         for token, entry in zip(remaining, scored, strict=True):
@@ -302,23 +245,19 @@ class GenerationStream:
         return [row[: plan.num_choices] for row in rows]
 
 
-def _score_tokens(model: CausalModel, request: GenerationRequest, tokens: list[int]) -> list[ScoredToken]:
-    """Log-probabilities of generated tokens, by one pass over them. Called in the engine's thread."""
-    prompt = list(request.tokens)
-    if model.design.is_encoder_decoder:
-        source = prompt
+def _score_request(request: GenerationRequest, service: Service, tokens: list[int]) -> PromptRequest:
+    """A request for the log-probabilities of generated tokens."""
+    if service.is_encoder_decoder:
+        source = list(request.tokens)
         context = [decoder_start_token(request.options), *request.prefix]
     else:
-        source = None
-        context = [*prompt, *request.prefix]
-    return list(score_tokens(model, context, tokens, source=source, top_logprobs=request.logprobs or 0))
-
-
-def _finish_error(event: FinishEvent) -> Exception:
-    if event.finish_reason == "cancelled":
-        return ShuttingDownError(
-            "the server is shutting down, and this request was not finished in time: try another server"
-        )
-    if event.finish_reason == "invalid":
-        return APIError(400, event.message, code="invalid_request")
-    return APIError(500, event.message or "the model failed", code="model_failed")
+        source = []
+        context = [*request.tokens, *request.prefix]
+    return PromptRequest(
+        "score",
+        [*context, *tokens],
+        source,
+        num_context=len(context),
+        top_logprobs=request.logprobs or 0,
+        tenant=request.tenant,
+    )

@@ -29,12 +29,11 @@ class Limits:
         grammar_seconds: seconds to compile it
         template_seconds: seconds to render a chat template
         inputs: texts in one request to embeddings, classify, score or translate
-        batch_tokens: tokens in one batch of embeddings or labels, with padding
         cells: numbers in the attention maps of one response
         user: characters of the field user
         seconds: seconds for a request from start to end
-        requests: requests in flight; more get 429
-        tasks: waiting requests that generate nothing (embeddings, scores, attention maps)
+        requests: prompts of one API key in flight; more get 429
+        texts: texts of one API key in flight that nothing is generated for (embeddings, labels, scores)
         connections: open connections; more get 503
         header_seconds: seconds for a client to send its headers
         body_seconds: seconds for a client to send its body
@@ -61,12 +60,11 @@ class Limits:
     grammar_seconds: float = 3.0
     template_seconds: float = 2.0
     inputs: int = 256
-    batch_tokens: int = 16_384
     cells: int = 262_144
     user: int = 256
     seconds: float = 600.0
     requests: int = 256
-    tasks: int = 64
+    texts: int = 4096
     connections: int = 1024
     header_seconds: float = 10.0
     body_seconds: float = 60.0

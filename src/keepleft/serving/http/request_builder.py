@@ -14,7 +14,7 @@ from keepleft.decoding import grammar
 from keepleft.decoding.batch import default_new_tokens, encode_prefixes, encode_prompts
 from keepleft.decoding.generation_config import GenerationConfig, as_list, from_model_directory
 from keepleft.models.transformer import Model
-from keepleft.serving.engine.request import GenerationRequest
+from keepleft.serving.engine.request import GenerationRequest, Tenant
 from keepleft.serving.http.errors import APIError, too_long
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.request_log import RequestRecord
@@ -96,7 +96,7 @@ def build_requests(
     *,
     max_tokens: int | None,
     stop: str | list[str] | None,
-    tenant: str,
+    tenant: Tenant,
     num_choices: int = 1,
     best_of: int | None = None,
     logprobs: int | None = None,
@@ -336,10 +336,10 @@ def as_prompts(prompt: PromptField) -> list[Prompt]:
     return list(prompt)
 
 
-def tenant_of(service: Service, key_tenant: str, user: str | None) -> str:
+def tenant_of(service: Service, key: str, user: str | None) -> Tenant:
     """The tenant of a request: a user within an API key."""
     check_limit(len(user or ""), service.limits.user, "user")
-    return f"{key_tenant}:{user or ''}"
+    return Tenant(key, user or "")
 
 
 def usage(record: RequestRecord) -> dict[str, int]:

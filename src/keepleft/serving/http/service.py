@@ -21,7 +21,6 @@ from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
 from keepleft.serving.engine.request import Engine, Events
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
-from keepleft.serving.http.dynamic_batcher import DynamicBatcher
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import Sandbox
@@ -61,13 +60,11 @@ class Service:
         self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)
         self.created = int(time.time())
         self.engine_thread = EngineThread(
-            engine, max_requests=limits.requests, max_tasks=limits.tasks, on_events=deliver_to_loops
+            engine, max_requests=limits.requests, max_prompts=limits.texts, on_events=deliver_to_loops
         )
         self.grammar_sandbox = Sandbox(self.tokenizer, max_waiting=MAX_WAITING_GRAMMARS)
         self.template_sandbox = Sandbox(self.tokenizer, max_waiting=limits.requests)
         self.thread_pool = ThreadPoolExecutor(PREPARATION_THREADS, "keepleft preparing")
-        self.embedding_batcher = DynamicBatcher(self.engine_thread, self.predictor.embed, limits)
-        self.classification_batcher = DynamicBatcher(self.engine_thread, self.predictor.probabilities, limits)
         self.draining = False
 
     @property
@@ -142,10 +139,6 @@ class Service:
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Run slow work that does not use the model in the thread pool."""
         return await asyncio.get_running_loop().run_in_executor(self.thread_pool, work)
-
-    async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
-        """Run work that uses the model between two engine steps; skipped if the caller is cancelled first."""
-        return await asyncio.wrap_future(self.engine_thread.run_between_steps(work))
 
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""

@@ -45,7 +45,7 @@ async def _answer(service: Service, body: AttentionRequest, record: RequestRecor
     tokens, source = await service.in_thread(partial(_encode_inputs, service, body))
     record.prompt_tokens += len(tokens) + len(source or [])
     heads_by_layer = _select_layers(service, body, len(tokens), len(source or []))
-    maps = await service.in_engine_thread(
+    maps = await service.in_thread(
         partial(_attention_maps, service.model, tokens, source, list(heads_by_layer), body.heads)
     )
     pieces, source_pieces = await service.in_thread(partial(_token_texts, service, tokens, source))

@@ -7,8 +7,10 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from keepleft.serving.engine.request import PromptRequest
+from keepleft.serving.http.engine_requests import pool_prompts
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import prompt_usage, token_rows
+from keepleft.serving.http.request_builder import prompt_usage, tenant_of, token_rows
 from keepleft.serving.http.schemas.requests import ClassifyRequest
 from keepleft.serving.http.schemas.responses import ClassificationResponse, response_docs
 from keepleft.serving.http.service import Service
@@ -24,17 +26,21 @@ def routes(service: Service) -> APIRouter:
     async def classify(request: Request, body: ClassifyRequest) -> Response:
         service.check_model(body.model)
         service.require_task("classify")
-        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
+        return await until_disconnect(
+            request, service.limits, _answer(service, body, request.state.record, request.state.tenant)
+        )
 
     return router
 
 
-async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord) -> Response:
+async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord, key: str) -> Response:
+    tenant = tenant_of(service, key, body.user)
     rows = await service.in_thread(partial(token_rows, service, body.input))
     record.prompt_tokens += sum(map(len, rows))
     labels = service.predictor.labels
     data = []
-    for n, probabilities in enumerate(await service.classification_batcher.submit(rows)):
+    requests = [PromptRequest("classify", row, tenant=tenant) for row in rows]
+    for n, probabilities in enumerate(await pool_prompts(service.engine_thread, requests)):
         values = [round(value, 6) for value in probabilities.tolist()]
         data.append(
             {

@@ -14,7 +14,9 @@ from tokenizers import Tokenizer
 
 from keepleft.data.token_text import CONTEXT_TOKENS
 from keepleft.decoding.detokenizer import IncrementalDetokenizer
-from keepleft.decoding.score import ScoredToken, score_tokens
+from keepleft.decoding.score import ScoredToken
+from keepleft.serving.engine.request import PromptRequest
+from keepleft.serving.http.engine_requests import score_prompts
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import ChoiceDelta, FinishedChoice, GenerationStream
 from keepleft.serving.http.logprobs import TokenLogprob, completion_logprobs, token_logprob
@@ -217,11 +219,14 @@ async def _echoes(
     texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
     if body.logprobs is None:
         return [Echo(text, [], len(text)) for text in texts]
+    requests = [
+        PromptRequest("score", request.tokens, top_logprobs=body.logprobs, tenant=request.tenant)
+        for request in plan.requests
+    ]
+    scores = await score_prompts(service.engine_thread, requests)
     echoes = []
-    for text, request in zip(texts, plan.requests, strict=True):
+    for text, request, scored_tokens in zip(texts, plan.requests, scores, strict=True):
         tokens = list(request.tokens)
-        score = partial(score_tokens, service.model, tokens[:1], tokens[1:], top_logprobs=body.logprobs)
-        scored_tokens = await service.in_engine_thread(score)
         logprobs = await service.in_thread(
             partial(_prompt_logprobs, service.tokenizer, tokens, scored_tokens)
         )

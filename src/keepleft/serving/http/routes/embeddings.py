@@ -9,9 +9,11 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from keepleft.serving.engine.request import PromptRequest
+from keepleft.serving.http.engine_requests import pool_prompts
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import prompt_usage, token_rows
+from keepleft.serving.http.request_builder import prompt_usage, tenant_of, token_rows
 from keepleft.serving.http.schemas.requests import EmbeddingRequest
 from keepleft.serving.http.schemas.responses import EmbeddingResponse, response_docs
 from keepleft.serving.http.service import Service
@@ -33,15 +35,19 @@ def routes(service: Service) -> APIRouter:
                 "changed: leave dimensions out",
                 param="dimensions",
             )
-        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
+        return await until_disconnect(
+            request, service.limits, _answer(service, body, request.state.record, request.state.tenant)
+        )
 
     return router
 
 
-async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecord) -> Response:
+async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecord, key: str) -> Response:
+    tenant = tenant_of(service, key, body.user)
     rows = await service.in_thread(partial(token_rows, service, body.input))
     record.prompt_tokens += sum(map(len, rows))
-    vectors = [vector.numpy() for vector in await service.embedding_batcher.submit(rows)]
+    requests = [PromptRequest("embed", row, tenant=tenant) for row in rows]
+    vectors = [vector.numpy() for vector in await pool_prompts(service.engine_thread, requests)]
     encode = _as_base64 if body.encoding_format == "base64" else _as_floats
     data = [
         {"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)

@@ -50,7 +50,7 @@ def routes(service: Service) -> APIRouter:
     async def explore(request: Request, question: str, params: Annotated[dict[str, Any], Body()]) -> Response:
         if service.explorer is None:
             raise APIError(404, "this server has no explorer: it was started without one", code="no_explorer")
-        work = service.in_engine_thread(partial(service.explorer.ask, question, params))
+        work = service.in_thread(partial(service.explorer.ask, question, params))
         return JSONResponse(await until_disconnect(request, service.limits, work))
 
     return router

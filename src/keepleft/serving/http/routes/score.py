@@ -12,10 +12,12 @@ from fastapi.responses import JSONResponse, Response
 
 from keepleft.data.token_text import token_pieces
 from keepleft.decoding.score import ScoredToken
+from keepleft.serving.engine.request import PromptRequest, Tenant
+from keepleft.serving.http.engine_requests import score_prompts
 from keepleft.serving.http.errors import APIError, too_long
 from keepleft.serving.http.logprobs import finite_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import as_texts, prompt_usage
+from keepleft.serving.http.request_builder import as_texts, prompt_usage, tenant_of
 from keepleft.serving.http.schemas.requests import ScoreRequest
 from keepleft.serving.http.schemas.responses import ScoreResponse, response_docs
 from keepleft.serving.http.service import Service
@@ -31,26 +33,28 @@ def routes(service: Service) -> APIRouter:
     async def score(request: Request, body: ScoreRequest) -> Response:
         service.check_model(body.model)
         service.require_task("score")
-        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
+        return await until_disconnect(
+            request, service.limits, _answer(service, body, request.state.record, request.state.tenant)
+        )
 
     return router
 
 
-async def _answer(service: Service, body: ScoreRequest, record: RequestRecord) -> Response:
-    pairs = await service.in_thread(partial(_text_source_pairs, service, body, record))
+async def _answer(service: Service, body: ScoreRequest, record: RequestRecord, key: str) -> Response:
+    tenant = tenant_of(service, key, body.user)
+    requests = await service.in_thread(partial(_score_requests, service, body, record, tenant))
     data = []
-    for n, (text, source) in enumerate(pairs):
-        scored_tokens = await service.in_engine_thread(partial(service.predictor.score, text, source))
+    for n, scored_tokens in enumerate(await score_prompts(service.engine_thread, requests)):
         data.append({"index": n, **await service.in_thread(partial(_format_score, service, scored_tokens))})
     return JSONResponse(
         {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
     )
 
 
-def _text_source_pairs(
-    service: Service, body: ScoreRequest, record: RequestRecord
-) -> list[tuple[str, str | None]]:
-    """Texts with their sources, None for a decoder; counts their tokens. Raises APIError."""
+def _score_requests(
+    service: Service, body: ScoreRequest, record: RequestRecord, tenant: Tenant
+) -> list[PromptRequest]:
+    """One engine request for each text; counts their tokens. Raises APIError."""
     texts = as_texts(body.input, service.limits)
     if service.is_encoder_decoder and body.source is None:
         message = "this model scores a text for its source: give source too, one for each text"
@@ -74,7 +78,13 @@ def _text_source_pairs(
             if num_tokens >= service.max_model_len:  # a start or end token may be added
                 raise too_long(num_tokens, service.max_model_len, name)
             record.prompt_tokens += num_tokens
-    return list(zip(texts, sources, strict=True))
+    encoded = [
+        service.predictor.encode_for_score(text, source) for text, source in zip(texts, sources, strict=True)
+    ]
+    return [
+        PromptRequest("score", [*context, *tokens], source_tokens, num_context=len(context), tenant=tenant)
+        for context, tokens, source_tokens in encoded
+    ]
 
 
 def _format_score(service: Service, scored_tokens: list[ScoredToken]) -> dict[str, Any]:
