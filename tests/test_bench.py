@@ -40,6 +40,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "race_forward": [],
     "race_serve_cpu": [],
     "race_serve_gpu": ["--device", "cpu", "--static"],
+    "fairness": ["--only", "20 clients with 16 beams", "scores"],
     "soak": [],
     "time_to_first_token": ["--device", "cpu"],
 }

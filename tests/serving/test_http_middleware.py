@@ -9,7 +9,7 @@ from base64 import b64encode
 import pytest
 
 from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
-from keepleft.serving.http.middleware.auth import APIKeys
+from keepleft.serving.http.middleware.auth import APIKey, APIKeys, read_key_file
 from keepleft.serving.http.routes.explorer import PAGE_HEADERS
 from serving.tiny_services import Slow, client, decoder
 
@@ -256,10 +256,11 @@ class Answers:
         return {"question": question, "params": params, "thread": threading.current_thread().name}
 
 
-def test_questions_are_answered_in_the_engines_thread():
+def test_questions_are_answered_beside_the_engine():
     with client(decoder(), explorer=Answers()) as http_client:
         answer = http_client.post("/explore/model_info", json={"a": [1]}).json()
-        assert answer == {"question": "model_info", "params": {"a": [1]}, "thread": "keepleft engine"}
+        assert answer["thread"] != "keepleft engine"
+        assert answer == {"question": "model_info", "params": {"a": [1]}, "thread": answer["thread"]}
         answer = http_client.post("/explore/key", json={})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "expired"
@@ -320,5 +321,51 @@ def test_prometheus_metrics():
     assert float(metrics["keepleft_generation_tokens_total"]) == usage["completion_tokens"]
     for name in ("queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds"):
         assert metrics[f"keepleft_{name}_count"] == "1.0", name
-    for name in ("running", "waiting", "in_flight", "tasks"):
+    for name in ("running", "waiting", "in_flight"):
         assert float(metrics[f"keepleft_engine_{name}"]) == 0
+
+
+def test_a_key_file_has_weights_and_operators(tmp_path):
+    file = tmp_path / "keys.txt"
+    file.write_text("# keys of the team\n\none-key\n  two-key   weight=2.5\nthree-key operator weight=4\n")
+    keys = APIKeys(read_key_file(str(file)))
+    tenants = [keys.tenant(f"Bearer {name}-key".encode()) for name in ("one", "two", "three")]
+    assert [keys.weights[tenant] for tenant in tenants] == [1.0, 2.5, 4.0]
+    assert [keys.is_operator(tenant) for tenant in tenants] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("# none\n", "holds no API key"),
+        ("a-secret wieght=2\n", "line 1 of .* has 'wieght=2' behind the key"),
+        ("a-secret weight=two\n", "'weight=two'"),
+        ("a-secret weight=0\n", "must be above 0"),
+    ],
+)
+def test_a_key_file_that_says_nothing_sensible_is_named(tmp_path, content, message):
+    file = tmp_path / "keys.txt"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_key_file(str(file))
+    assert "a-secret" not in str(caught.value)
+
+
+def test_the_operator_sees_all_metrics_and_others_their_own():
+    keys = APIKeys([APIKey("first-key"), APIKey("second-key"), APIKey("the-operator", operator=True)])
+    with client(decoder(), keys=keys) as http_client:
+        bearer = lambda key: {"authorization": f"Bearer {key}"}
+        for count, key in ((2, "first-key"), (1, "second-key")):
+            for _ in range(count):
+                body = {"prompt": "the sea", "max_tokens": 3, "temperature": 0}
+                assert http_client.post("/v1/completions", json=body, headers=bearer(key)).status_code == 200
+        own = http_client.get("/metrics", headers=bearer("first-key")).text
+        assert "keepleft_key_requests_total 2.0" in own
+        assert "keepleft_engine" not in own
+        assert (
+            "keepleft_key_requests_total 1.0"
+            in http_client.get("/metrics", headers=bearer("second-key")).text
+        )
+        everything = http_client.get("/metrics", headers=bearer("the-operator")).text
+        assert 'keepleft_requests_total{route="/v1/completions",status="200"} 3.0' in everything
+        assert "keepleft_engine_in_flight" in everything

@@ -6,15 +6,16 @@ import json
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.serving.http.limits import Limits
 
 if TYPE_CHECKING:
+    from keepleft.serving.http.middleware.auth import APIKey
     from keepleft.serving.http.middleware.request_log import Log
 
 API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
+OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
 SWITCH_INTERVAL = 0.0003  # seconds a thread may hold the GIL: the engine asks for it hundreds of times a step
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -25,6 +26,7 @@ def serve(
     port: int = 8000,
     api_key: str | None = None,
     api_key_file: str | None = None,
+    operator_key: str | None = None,
     served_model_name: str | None = None,
     max_model_len: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
@@ -55,8 +57,10 @@ def serve(
         port: 0 takes a free port, which is printed to stderr
         api_key: the key that clients must send (Authorization: Bearer KEY); the environment variable
             KEEPLEFT_API_KEY does the same without showing up in the process list
-        api_key_file: a file with several keys, one per line; nothing is shared between clients with different
-            keys
+        api_key_file: a file with several keys, one per line, each with its share of the server (KEY weight=2;
+            1 if not given); nothing is shared between clients with different keys
+        operator_key: the key that may read the metrics of all others; the environment variable
+            KEEPLEFT_OPERATOR_KEY or `operator` behind a key in the file does the same
         served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
             the name of the directory or file for any other
         max_model_len: maximum tokens of prompt and output together
@@ -103,7 +107,7 @@ def serve(
     if threads is not None and threads < 1:
         raise ValueError(f"--threads is {threads}: give at least one, or leave it out")
     check_folders(runs=runs, compare=compare)
-    api_keys = _read_api_keys(api_key, api_key_file)
+    api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     loaded = run_in_own_thread(lambda: load_for_inference(model_path(model), dtype=dtype, device=device))
     torch.set_num_threads(threads or capacity.best_threads(loaded.model))
@@ -117,6 +121,7 @@ def serve(
             max_num_seqs=max_num_seqs,
             kv_cache_memory=kv_cache_memory,
             max_model_len=max_model_len,
+            weights=api_keys.weights,
         )
     )
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
@@ -130,17 +135,13 @@ def serve(
         message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
         print(message, file=sys.stderr, flush=True)
 
-    if not api_keys and host_names is None:
+    if not api_keys.hashes and host_names is None:
         print(
             f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1",
             file=sys.stderr,
         )
     app = make_app(
-        service,
-        keys=APIKeys(api_keys),
-        allowed_hosts=host_names,
-        allowed_origins=_as_list(allow_origin),
-        log=log,
+        service, keys=api_keys, allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log
     )
     server = Server(app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
     try:
@@ -164,14 +165,19 @@ def _as_list(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else value or []
 
 
-def _read_api_keys(key: str | None, file: str | None) -> list[str]:
-    keys = [key] if key else [os.environ[API_KEY_VARIABLE]] if os.environ.get(API_KEY_VARIABLE) else []
+def _read_api_keys(key: str | None, file: str | None, operator_key: str | None) -> list[APIKey]:
+    """The keys of the options and of the environment."""
+    from keepleft.serving.http.middleware.auth import APIKey, read_key_file
+
+    key = key or os.environ.get(API_KEY_VARIABLE)
+    operator_key = operator_key or os.environ.get(OPERATOR_KEY_VARIABLE)
+    keys = [APIKey(key)] if key else []
     if file is not None:
-        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
-        file_keys = [line for line in lines if line and not line.startswith("#")]
-        if not file_keys:
-            raise ValueError(f"{file} holds no API key: write one on each line")
-        keys += file_keys
+        keys += read_key_file(file)
+    if operator_key:
+        if not keys:
+            raise ValueError("there is an operator key and no other: give --api-key or --api-key-file too")
+        keys.append(APIKey(operator_key, operator=True))
     return keys
 
 

@@ -22,7 +22,8 @@ from keepleft.serving.engine.scheduled_request import ScheduledRequest
 from keepleft.serving.engine.step_timer import StepTimer
 
 AnyRequest = TypeVar("AnyRequest", bound=ScheduledRequest)
-MAX_SLOWDOWN = 3.0  # of a decode step, by what is done for others besides
+PREFILL_SHARE = 1.0  # seconds of prefill for each second of the decode step that it delays
+HEAVY_SHARE = 1.0  # seconds of decoding for heavy keys for each second of a light one
 MIN_SLICE_SECONDS = 0.02  # of prefill beside decode steps that are shorter
 MIN_CHUNK_SIZE = 16  # tokens of prompts that a step prefills in any case
 DETERMINISTIC_CHUNK_SIZE = 128  # of prompts whose chunks must not depend on anything else
@@ -293,7 +294,7 @@ class Scheduler:
     def prefill_budget(self) -> int:
         """Tokens of prompts to prefill in this step.
 
-        If others decode meanwhile, no more than keeps a step below `MAX_SLOWDOWN` times its own length.
+        If others decode meanwhile, no more than takes `PREFILL_SHARE` of their step.
         """
         seconds = self.slice_seconds()
         if seconds is None or self.timer.seconds_per_token is None:
@@ -306,7 +307,7 @@ class Scheduler:
         num_rows = sum(scheduled.num_rows for scheduled in self.running if self._is_decoding(scheduled))
         if not num_rows:
             return None
-        return max(MIN_SLICE_SECONDS, (MAX_SLOWDOWN - 1) * self.timer.estimate_decode(num_rows))
+        return max(MIN_SLICE_SECONDS, PREFILL_SHARE * self.timer.estimate_decode(num_rows))
 
     def cache_prefixes(self, batch: Iterable[ScheduledRequest]) -> None:
         """Put the pages of prompts that are now complete into the prefix cache."""
@@ -343,8 +344,8 @@ class Scheduler:
     def _share_step(self, ready: list[ScheduledRequest]) -> list[ScheduledRequest]:
         """Who decodes in this step: all, unless a key was served much less than another.
 
-        Then its rows decode in every step, and of the others as many as fit into `MAX_SLOWDOWN` times the
-        step that it would have alone, in turns.
+        Then its rows decode in every step, and those of the others in turns, as many as take `HEAVY_SHARE` of
+        the step that it would have alone.
         """
         keys = {scheduled.tenant.key for scheduled in ready}
         if len(keys) < 2:
@@ -358,7 +359,7 @@ class Scheduler:
         chosen = [scheduled for scheduled in ready if scheduled.tenant.key in light_keys]
         num_rows = sum(scheduled.num_rows for scheduled in chosen)
         light_seconds = self.timer.estimate_decode(num_rows)
-        self.spare_seconds += (MAX_SLOWDOWN - 1) * light_seconds
+        self.spare_seconds += HEAVY_SHARE * light_seconds
         heavy = [scheduled for scheduled in ready if scheduled.tenant.key not in light_keys]
         heavy.sort(key=lambda scheduled: scheduled.last_decoded)
         spent = 0.0

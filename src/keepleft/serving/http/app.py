@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from keepleft import __version__
 from keepleft.serving.http.errors import HANDLED_EXCEPTIONS, exception_handler
 from keepleft.serving.http.metrics import Metrics
+from keepleft.serving.http.middleware.admission import AdmissionMiddleware
 from keepleft.serving.http.middleware.allowed_hosts import AllowedHostsMiddleware
 from keepleft.serving.http.middleware.auth import APIKeys, AuthMiddleware
 from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
@@ -54,7 +55,7 @@ def make_app(
         exception_handlers=dict.fromkeys(HANDLED_EXCEPTIONS, exception_handler),
     )
     for router in (
-        status.routes(service, metrics),
+        status.routes(service, metrics, keys),
         completions.routes(service, log),
         chat.routes(service, log),
         embeddings.routes(service),
@@ -67,6 +68,7 @@ def make_app(
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, limits=service.limits)
+    app.add_middleware(AdmissionMiddleware, limits=service.limits)
     app.add_middleware(DrainingMiddleware, service=service)
     app.add_middleware(AuthMiddleware, keys=keys)
     if allowed_hosts is not None:

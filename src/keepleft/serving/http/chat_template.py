@@ -57,9 +57,10 @@ def _render(service: Service, messages: list[dict[str, str]]) -> str:
         "eos_token": token_text(eos_token_id),
         "pad_token": token_text(metadata.get("pad_token_id")),
     }
-    return service.template_sandbox.render(
-        str(service.chat_template), variables, 2 * limits.characters, limits.template_seconds
-    )
+    with service.template_sandboxes.borrow() as sandbox:
+        return sandbox.render(
+            str(service.chat_template), variables, 2 * limits.characters, limits.template_seconds
+        )
 
 
 def _encode_with_special(

@@ -1,8 +1,12 @@
-"""Prometheus metrics: counters and histograms of requests, and the statistics of the engine."""
+"""Prometheus metrics: counters and histograms of requests, and the statistics of the engine.
+
+The operator sees everything; the holder of another key sees what this key has used.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter as Tally
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -18,6 +22,11 @@ COUNTERS = (  # statistics of the engine that only grow
     "prefix_cache_hits",
 )
 UNPREFIXED = ("preemptions", "prefix_cache_hits", "prefix_cache_pages")  # named as in vLLM, without engine_
+USAGE_METRICS = {
+    "requests": "requests with this key",
+    "prompt_tokens": "tokens of their prompts",
+    "generation_tokens": "tokens generated for them",
+}
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -40,6 +49,7 @@ class Metrics:
             "time_per_output_token_seconds", "for each token after the first"
         )
         self.registry.register(EngineCollector(engine_thread))
+        self.usage_by_key: dict[str, Tally[str]] = {}  # by tenant; bounded by the number of keys
 
     def _counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"keepleft_{name}", documentation, labels, registry=self.registry)
@@ -49,9 +59,23 @@ class Metrics:
             f"keepleft_{name}", documentation, labels, registry=self.registry, buckets=LATENCY_BUCKETS
         )
 
+    def count_usage(self, key: str, prompt_tokens: int, generation_tokens: int) -> None:
+        """Count a request for the key that it was made with."""
+        self.usage_by_key.setdefault(key, Tally()).update(
+            requests=1, prompt_tokens=prompt_tokens, generation_tokens=generation_tokens
+        )
+
     def render(self) -> bytes:
         """All metrics, in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+    def render_usage(self, key: str) -> bytes:
+        """What one key has used, in the same format."""
+        registry = CollectorRegistry()
+        usage = self.usage_by_key.get(key, Tally())
+        for name, documentation in USAGE_METRICS.items():
+            Counter(f"keepleft_key_{name}", documentation, registry=registry).inc(usage[name])
+        return generate_latest(registry)
 
 
 class EngineCollector:

@@ -5,8 +5,9 @@ and tokens as rows within the limits; the tenant and the usage.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import randbits
 from typing import Any
 
@@ -50,6 +51,15 @@ class RequestPlan:
     def repeats_sequence(self) -> bool:
         """The one greedy sequence stands for every choice."""
         return self.num_sequences < self.num_choices
+
+
+async def prepare_plan(service: Service, tenant: Tenant, build: Callable[[], RequestPlan]) -> RequestPlan:
+    """Build a plan in a thread, and compile its grammar in the sandbox. Raises APIError."""
+    plan = await service.in_thread(build, tenant)
+    options = plan.requests[0].options
+    if options.has_grammar:
+        await service.grammars.run(tenant, partial(_check_grammar, service, options))
+    return plan
 
 
 def resolve_options(model: Model, fields: GenerationFields, *, sample_by_default: bool) -> GenerationConfig:
@@ -103,7 +113,7 @@ def build_requests(
 ) -> RequestPlan:
     """One engine request for each prompt, checked against the limits. Raises APIError.
 
-    Slow (it tokenizes, and compiles a grammar in the sandbox): call it in a thread.
+    Slow, since it tokenizes: call it through `prepare_plan`.
     """
     limits = service.limits
     stop = stop if stop is not None else fields.stop_strings
@@ -130,7 +140,6 @@ def build_requests(
         request_options.check()
         request_options = replace(request_options, seed=None if seed is None else _wrap_int64(seed + n))
         requests.append(GenerationRequest(row, request_options, prefix, tenant, logprobs))
-    _check_grammar(service, options)
     return RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
 
 
@@ -186,9 +195,7 @@ def _fit_max_tokens(
 
 
 def _check_grammar(service: Service, options: GenerationConfig) -> None:
-    """Compile a grammar in the sandbox, which can be killed, before the engine does. Raises APIError."""
-    if not options.has_grammar:
-        return
+    """Compile a grammar in the sandbox before the engine does. Raises APIError."""
     try:
         grammar_spec = grammar.grammar_from_options(options)
     except ImportError as error:
@@ -200,7 +207,8 @@ def _check_grammar(service: Service, options: GenerationConfig) -> None:
             "give eos_token_id",
             param="eos_token_id",
         )
-    service.grammar_sandbox.check_grammar(grammar_spec, options.eos_ids[0], service.limits.grammar_seconds)
+    with service.grammar_sandboxes.borrow() as sandbox:
+        sandbox.check_grammar(grammar_spec, options.eos_ids[0], service.limits.grammar_seconds)
 
 
 def check_limit(value: int | None, maximum: int, name: str) -> None:

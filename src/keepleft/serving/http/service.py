@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -18,16 +17,18 @@ from keepleft.nn.position import LearnedPositions, Rotary
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
 from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
-from keepleft.serving.engine.request import Engine, Events
+from keepleft.serving.engine.request import NOBODY, Engine, Events, Tenant
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.fair_executor import FairExecutor
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.http.sandbox.client import Sandbox
+from keepleft.serving.http.sandbox.client import SandboxPool
 
 Result = TypeVar("Result")
-PREPARATION_THREADS = 16  # for tokenizing, chat templates and other work without the model
-MAX_WAITING_GRAMMARS = 4  # requests that wait for the grammar sandbox; more get 429
+PREPARATION_THREADS = 16  # for tokenizing and other work without the model
+SANDBOXES = 2  # processes for grammars, and as many for chat templates
+MAX_WAITING_GRAMMARS = 16  # grammars of one key that wait to be compiled; more get 429
 
 
 class ExplorerProtocol(Protocol):
@@ -62,9 +63,12 @@ class Service:
         self.engine_thread = EngineThread(
             engine, max_requests=limits.requests, max_prompts=limits.texts, on_events=deliver_to_loops
         )
-        self.grammar_sandbox = Sandbox(self.tokenizer, max_waiting=MAX_WAITING_GRAMMARS)
-        self.template_sandbox = Sandbox(self.tokenizer, max_waiting=limits.requests)
-        self.thread_pool = ThreadPoolExecutor(PREPARATION_THREADS, "keepleft preparing")
+        self.preparation = FairExecutor(PREPARATION_THREADS, "keepleft preparing")
+        # a pool of its own for each purpose: a template that hangs holds up chats, and nothing else
+        self.grammars = FairExecutor(SANDBOXES, "keepleft grammars", max_waiting=MAX_WAITING_GRAMMARS)
+        self.templates = FairExecutor(SANDBOXES, "keepleft templates")
+        self.grammar_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
+        self.template_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
         self.draining = False
 
     @property
@@ -136,14 +140,14 @@ class Service:
                 code="model_not_suited",
             )
 
-    async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Run slow work that does not use the model in the thread pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread_pool, work)
+    async def in_thread(self, work: Callable[[], Result], tenant: Tenant = NOBODY) -> Result:
+        """Run slow work that does not use the model in a thread, when the tenant's turn comes."""
+        return await self.preparation.run(tenant, work)
 
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""
         if self.chat_template is not None and self.special_tokenizer is not None:
-            self.template_sandbox.warm()
+            self.template_sandboxes.warm()
 
     def drain(self, seconds: float) -> bool:
         """Take no new requests and wait for those in flight, at most this long; then cancel them and close.
@@ -154,9 +158,10 @@ class Service:
         try:
             return self.engine_thread.drain(seconds)
         finally:
-            self.grammar_sandbox.close()
-            self.template_sandbox.close()
-            self.thread_pool.shutdown(wait=False, cancel_futures=True)
+            for executor in (self.preparation, self.grammars, self.templates):
+                executor.shutdown()
+            self.grammar_sandboxes.close()
+            self.template_sandboxes.close()
 
     def abort_all(self) -> None:
         """Cancel all requests in flight."""

@@ -1,4 +1,4 @@
-"""API keys, compared in constant time.
+"""API keys, compared in constant time; each key is a tenant, with a weight and perhaps the operator's rights.
 
 Programs send `Authorization: Bearer KEY`. A browser cannot: it asks its user for a name and a password (HTTP
 Basic), and the key is the password. Since it then sends them with every request by itself, they count for the
@@ -11,7 +11,10 @@ import binascii
 import hmac
 from base64 import b64decode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from math import inf
+from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,16 +24,81 @@ PUBLIC_PATH = "/health"
 CHALLENGE = 'Basic realm="keepleft: any name, and the API key as password", charset="UTF-8"'
 
 
-class APIKeys:
-    """The keys a server accepts, as hashes. Without any key, everybody may use it."""
+@dataclass(frozen=True)
+class APIKey:
+    """`weight`: its share of the server beside other keys; `operator`: it may see what all others do."""
 
-    def __init__(self, keys: Sequence[str] = ()) -> None:
-        if not all(key.isascii() and key.isprintable() and key.strip() == key and key for key in keys):
+    secret: str
+    weight: float = 1.0
+    operator: bool = False
+
+    def __post_init__(self) -> None:
+        if (
+            not self.secret
+            or not self.secret.isascii()
+            or not self.secret.isprintable()
+            or " " in self.secret
+        ):
             raise ValueError(
                 "an API key is empty, or has characters that a header cannot carry: use ASCII letters, "
                 "digits and punctuation"
             )
-        self.hashes = [sha256(key.encode()).digest() for key in keys]
+        if not 0 < self.weight < inf:
+            raise ValueError(f"the weight of an API key is {self.weight:g}: it must be above 0")
+
+    @property
+    def digest(self) -> bytes:
+        return sha256(self.secret.encode()).digest()
+
+    @property
+    def tenant(self) -> str:
+        return tenant_name(self.digest)
+
+
+def tenant_name(digest: bytes) -> str:
+    return digest.hex()[:32]
+
+
+def read_key_file(path: str) -> list[APIKey]:
+    """The keys of a file, one on each line, perhaps with `weight=2` or `operator` behind it.
+
+    Raises ValueError for a file without keys and for what else stands behind one; the key is not repeated.
+    """
+    keys = []
+    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+        secret, *attributes = line.split()[: 1 if line.lstrip().startswith("#") else None] or [""]
+        if not secret or secret.startswith("#"):
+            continue
+        weight = 1.0
+        operator = False
+        for attribute in attributes:
+            name, _, value = attribute.partition("=")
+            if name == "weight" and value.replace(".", "", 1).isdigit():
+                weight = float(value)
+            elif attribute == "operator":
+                operator = True
+            else:
+                raise ValueError(
+                    f"line {number} of {path} has {attribute[:20]!r} behind the key: "
+                    "weight=NUMBER and operator are known"
+                )
+        keys.append(APIKey(secret, weight, operator))
+    if not keys:
+        raise ValueError(f"{path} holds no API key: write one on each line")
+    return keys
+
+
+class APIKeys:
+    """The keys a server accepts, as hashes. Without any key, everybody may use it, and is the operator."""
+
+    def __init__(self, keys: Sequence[str | APIKey] = ()) -> None:
+        known = [APIKey(key) if isinstance(key, str) else key for key in keys]
+        self.hashes = [key.digest for key in known]
+        self.weights = {key.tenant: key.weight for key in known}
+        self.operators = frozenset(key.tenant for key in known if key.operator)
+
+    def is_operator(self, tenant: str) -> bool:
+        return tenant in self.operators or not self.hashes
 
     def tenant(self, header: bytes | None, *, is_page: bool = False) -> str | None:
         """The tenant of an Authorization header, a hash of its key; None if the key is missing or wrong."""
@@ -46,7 +114,7 @@ class APIKeys:
         matches = 0
         for known_digest in self.hashes:  # compare all of them, even after a match: constant time
             matches |= hmac.compare_digest(digest, known_digest)
-        return digest.hex()[:32] if matches and accepted_scheme else None
+        return tenant_name(digest) if matches and accepted_scheme else None
 
 
 def _password(credentials: bytes) -> bytes:

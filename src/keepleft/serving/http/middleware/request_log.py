@@ -105,6 +105,8 @@ class RequestLogMiddleware:
         end_time = time.monotonic()
         route = getattr(scope.get("route"), "path", "other")
         self._count_request(route, record, status, end_time)
+        if route not in QUIET_ROUTES and (key := scope["state"].get("tenant")) is not None:
+            self.metrics.count_usage(key, record.prompt_tokens, record.completion_tokens)
         milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
         ttft = record.first_token_time and record.first_token_time - record.arrival_time
         self.log(

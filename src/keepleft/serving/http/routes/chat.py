@@ -19,6 +19,7 @@ from keepleft.serving.http.request_builder import (
     RequestPlan,
     build_requests,
     check_limit,
+    prepare_plan,
     resolve_options,
     tenant_of,
     usage,
@@ -56,17 +57,18 @@ def routes(service: Service, log: Log) -> APIRouter:
     return router
 
 
-async def _answer(
-    service: Service, body: ChatRequest, record: RequestRecord, tenant: str, log: Log
-) -> Response:
+async def _answer(service: Service, body: ChatRequest, record: RequestRecord, key: str, log: Log) -> Response:
+    tenant = tenant_of(service, key, body.user)
     _check(service, body)
     body = _apply_response_format(body)
     options = resolve_options(service.model, body, sample_by_default=True)
     max_tokens = next((n for n in _max_tokens_fields(body) if n is not None), None)
     check_limit(max_tokens, service.limits.new_tokens, "max_completion_tokens")
-    prompt = await service.in_thread(partial(chat_template.render_chat, service, body.messages))
+    prompt = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    plan = await service.in_thread(
+    plan = await prepare_plan(
+        service,
+        tenant,
         partial(
             build_requests,
             service,
@@ -75,10 +77,10 @@ async def _answer(
             options,
             max_tokens=service.limits.new_tokens if max_tokens is None else max_tokens,
             stop=body.stop,
-            tenant=tenant_of(service, tenant, body.user),
+            tenant=tenant,
             num_choices=body.n or 1,
             logprobs=logprobs,
-        )
+        ),
     )
     base_fields = {
         "id": f"chatcmpl-{record.request_id}",

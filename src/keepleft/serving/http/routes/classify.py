@@ -35,7 +35,7 @@ def routes(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
-    rows = await service.in_thread(partial(token_rows, service, body.input))
+    rows = await service.in_thread(partial(token_rows, service, body.input), tenant)
     record.prompt_tokens += sum(map(len, rows))
     labels = service.predictor.labels
     data = []

@@ -27,6 +27,7 @@ from keepleft.serving.http.request_builder import (
     as_prompts,
     build_requests,
     check_limit,
+    prepare_plan,
     resolve_options,
     tenant_of,
     usage,
@@ -60,14 +61,17 @@ def routes(service: Service, log: Log) -> APIRouter:
 
 
 async def _answer(
-    service: Service, body: CompletionRequest, record: RequestRecord, tenant: str, log: Log
+    service: Service, body: CompletionRequest, record: RequestRecord, key: str, log: Log
 ) -> Response:
+    tenant = tenant_of(service, key, body.user)
     prompts = as_prompts(body.prompt)
     _check(service, body)
     options = resolve_options(service.model, body, sample_by_default=True)
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_new_tokens
     check_limit(max_tokens, service.limits.new_tokens, "max_tokens")
-    plan = await service.in_thread(
+    plan = await prepare_plan(
+        service,
+        tenant,
         partial(
             build_requests,
             service,
@@ -76,11 +80,11 @@ async def _answer(
             options,
             max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
             stop=body.stop,
-            tenant=tenant_of(service, tenant, body.user),
+            tenant=tenant,
             num_choices=body.n or 1,
             best_of=body.best_of,
             logprobs=body.logprobs,
-        )
+        ),
     )
     echoes = await _echoes(service, body, prompts, plan)
     base_fields = {
@@ -228,7 +232,7 @@ async def _echoes(
     for text, request, scored_tokens in zip(texts, plan.requests, scores, strict=True):
         tokens = list(request.tokens)
         logprobs = await service.in_thread(
-            partial(_prompt_logprobs, service.tokenizer, tokens, scored_tokens)
+            partial(_prompt_logprobs, service.tokenizer, tokens, scored_tokens), request.tenant
         )
         echoes.append(Echo(text, logprobs, len(text)))
     return echoes

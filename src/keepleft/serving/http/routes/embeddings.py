@@ -44,7 +44,7 @@ def routes(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
-    rows = await service.in_thread(partial(token_rows, service, body.input))
+    rows = await service.in_thread(partial(token_rows, service, body.input), tenant)
     record.prompt_tokens += sum(map(len, rows))
     requests = [PromptRequest("embed", row, tenant=tenant) for row in rows]
     vectors = [vector.numpy() for vector in await pool_prompts(service.engine_thread, requests)]

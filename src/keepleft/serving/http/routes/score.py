@@ -42,10 +42,11 @@ def routes(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: ScoreRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
-    requests = await service.in_thread(partial(_score_requests, service, body, record, tenant))
+    requests = await service.in_thread(partial(_score_requests, service, body, record, tenant), tenant)
     data = []
     for n, scored_tokens in enumerate(await score_prompts(service.engine_thread, requests)):
-        data.append({"index": n, **await service.in_thread(partial(_format_score, service, scored_tokens))})
+        score = await service.in_thread(partial(_format_score, service, scored_tokens), tenant)
+        data.append({"index": n, **score})
     return JSONResponse(
         {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
     )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from keepleft.serving.http.errors import RETRY_AFTER_SECONDS
 from keepleft.serving.http.metrics import Metrics
+from keepleft.serving.http.middleware.auth import APIKeys
 from keepleft.serving.http.schemas.responses import HealthResponse, ModelCard, ModelList, response_docs
 from keepleft.serving.http.service import Service
 
 
-def routes(service: Service, metrics: Metrics) -> APIRouter:
+def routes(service: Service, metrics: Metrics, keys: APIKeys) -> APIRouter:
     router = APIRouter()
     model_card: dict[str, Any] = {
         "id": service.name,
@@ -53,11 +54,13 @@ def routes(service: Service, metrics: Metrics) -> APIRouter:
     @router.get(
         "/metrics",
         tags=["keepleft"],
-        summary="Prometheus metrics",
+        summary="Prometheus metrics: all for the operator, their own usage for others",
         response_class=PlainTextResponse,
         **response_docs(None),
     )
-    async def prometheus_metrics() -> Response:
-        return PlainTextResponse(metrics.render(), media_type="text/plain; version=0.0.4")
+    async def prometheus_metrics(request: Request) -> Response:
+        key: str = request.state.tenant
+        content = metrics.render() if keys.is_operator(key) else metrics.render_usage(key)
+        return PlainTextResponse(content, media_type="text/plain; version=0.0.4")
 
     return router

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from keepleft.serving.engine.request import Tenant
 from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import (
@@ -15,6 +16,7 @@ from keepleft.serving.http.request_builder import (
     as_texts,
     build_requests,
     check_limit,
+    prepare_plan,
     resolve_options,
     tenant_of,
     usage,
@@ -44,9 +46,10 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(service: Service, body: TranslateRequest, record: RequestRecord, tenant: str) -> Response:
+async def _answer(service: Service, body: TranslateRequest, record: RequestRecord, key: str) -> Response:
+    tenant = tenant_of(service, key, body.user)
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
-    plan = await service.in_thread(partial(_build_plan, service, body, tenant))
+    plan = await prepare_plan(service, tenant, partial(_build_plan, service, body, tenant))
     stream = GenerationStream(service, plan, record, only_at_end=True)
     stream.start()
     finished = await stream.choices()
@@ -59,7 +62,7 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     )
 
 
-def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> RequestPlan:
+def _build_plan(service: Service, body: TranslateRequest, tenant: Tenant) -> RequestPlan:
     texts = as_texts(body.input, service.limits)
     options = resolve_options(service.model, body, sample_by_default=False)
     num_choices = body.num_return_sequences or options.num_sequences
@@ -72,7 +75,7 @@ def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> Reques
         options,
         max_tokens=body.max_new_tokens,
         stop=None,
-        tenant=tenant_of(service, tenant, body.user),
+        tenant=tenant,
         num_choices=num_choices,
     )
 

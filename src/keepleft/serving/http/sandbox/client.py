@@ -8,9 +8,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from keepleft.serving.engine.request import OverloadedError
 from keepleft.serving.http.errors import APIError
 
 if TYPE_CHECKING:
@@ -23,34 +23,18 @@ MAX_TOKENIZERS = 4  # that the process holds at a time; there is one for each en
 class Sandbox:
     """The client of one sandbox process, which starts when first needed, and again after it was killed.
 
-    At most `max_waiting` calls wait for it; more raise OverloadedError. Calls block: make them from a thread.
+    Calls block: make them from a thread, one at a time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_waiting: int) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.max_waiting = max_waiting
         self.lock = threading.Lock()
-        self.waiting = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.loaded_eos: list[int] = []  # end-of-sequence tokens for which the process has a tokenizer
 
-    @contextmanager
-    def _queue(self) -> Iterator[None]:
-        if self.waiting >= self.max_waiting:
-            raise OverloadedError(
-                "too many requests wait for the sandbox already: try again in a moment",
-                retry_after=START_TIMEOUT_SECONDS / 10,
-            )
-        self.waiting += 1
-        try:
-            with self.lock:
-                yield
-        finally:
-            self.waiting -= 1
-
     def check_grammar(self, grammar: str, eos_token_id: int, seconds: float) -> None:
         """Raise APIError if a grammar cannot be compiled, or not in time."""
-        with self._queue():
+        with self.lock:
             if eos_token_id not in self.loaded_eos:
                 request = {
                     "task": "tokenizer",
@@ -76,7 +60,7 @@ class Sandbox:
 
     def render(self, template: str, variables: dict[str, Any], max_characters: int, seconds: float) -> str:
         """The rendered chat template. Raises APIError if it fails, takes too long or gets too long."""
-        with self._queue():
+        with self.lock:
             if self.process is None:
                 self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
             request = {
@@ -103,7 +87,7 @@ class Sandbox:
 
     def warm(self) -> None:
         """Start the process before it is needed."""
-        with self._queue():
+        with self.lock:
             self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
 
     def close(self) -> None:
@@ -152,3 +136,32 @@ class Sandbox:
                     except OSError:  # unsent data is lost
                         continue
             process.wait()
+
+
+class SandboxPool:
+    """A few sandboxes; each call borrows one."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self.sandboxes = [Sandbox(tokenizer) for _ in range(size)]
+        self.free: SimpleQueue[Sandbox] = SimpleQueue()
+        for sandbox in self.sandboxes:
+            self.free.put(sandbox)
+
+    @contextmanager
+    def borrow(self) -> Iterator[Sandbox]:
+        """Wait for a sandbox that nobody uses."""
+        sandbox = self.free.get()
+        try:
+            yield sandbox
+        finally:
+            self.free.put(sandbox)
+
+    def warm(self) -> None:
+        """Start the first process before it is needed."""
+        with self.borrow() as sandbox:
+            sandbox.warm()
+
+    def close(self) -> None:
+        """Kill the processes; calls that are under way fail."""
+        for sandbox in self.sandboxes:
+            sandbox.close()
