@@ -197,6 +197,19 @@ def test_idle_time_is_not_saved_up():
     assert queue.peek() == "busy"
 
 
+def test_new_names_do_not_go_before_a_known_one():
+    queue = FairQueue()
+    old = Tenant("key", "old")
+    for _ in range(5):
+        queue.push(old, "old")
+        queue.pop()
+        queue.charge(old, 100.0)
+    queue.push(old, "old")
+    for n in range(50):
+        queue.push(Tenant("key", f"new {n}"), n)
+    assert queue.pop() == "old"
+
+
 def test_many_names_are_forgotten():
     queue = FairQueue()
     for n in range(10_000):

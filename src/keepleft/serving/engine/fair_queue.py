@@ -2,7 +2,8 @@
 
 The key that was served least is next, and in it the user that was served least. A key that was idle returns
 at most `BURST` tokens ahead of the one that is being served: a small caller goes first, and idle time is not
-saved up. A user starts level with the others of its key, so a new name is worth nothing.
+saved up. A user returns level with the one of its key that was served last, and a new name starts behind all
+others: it is worth nothing.
 """
 
 from __future__ import annotations
@@ -40,12 +41,21 @@ class FairQueue(Generic[Item]):
             self.key_usage[key] = max(self.key_usage.get(key, 0.0), self.key_clock - BURST)
         queue = users.get(user)
         if queue is None:
+            self.user_usage[tenant] = max(self.user_usage.get(tenant, 0.0), self._entry_usage(tenant))
             queue = users[user] = deque()
-            self.user_usage[tenant] = max(self.user_usage.get(tenant, 0.0), self.user_clocks.get(key, 0.0))
         if front:
             queue.appendleft(item)
         else:
             queue.append(item)
+
+    def _entry_usage(self, tenant: Tenant) -> float:
+        """The usage that a user starts with: of the one served last; an unknown name is behind all others."""
+        entry_usage = self.user_clocks.get(tenant.key, 0.0)
+        if tenant not in self.user_usage:
+            waiting = self.waiting[tenant.key]
+            others = [self.user_usage[Tenant(tenant.key, name)] for name in waiting]
+            entry_usage = max([entry_usage, *others])
+        return entry_usage
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         self.key_usage[tenant.key] = self.key_usage.get(tenant.key, 0.0) + tokens / self.weight(tenant.key)
