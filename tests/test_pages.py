@@ -31,6 +31,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     ROOT / "bench" / "README.md",
     *DOCS,
 ]
@@ -122,7 +123,7 @@ def test_every_python_block_of_a_page_runs(page, tmp_path):
 def test_every_make_target_exists():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for path in PAGES:
-        for target in re.findall(r"`make ([a-z]+)`", path.read_text("utf-8")):
+        for target in re.findall(r"`make ([a-z-]+)`", path.read_text("utf-8")):
             assert re.search(rf"^{target}:", makefile, re.M), f"{path.name} names make {target}"
 
 
@@ -164,7 +165,7 @@ def _is_option(option: str, options: set[str]) -> bool:
 
 def test_every_option_on_a_command_line_is_an_option_of_that_command():
     checked = 0
-    for path in [ROOT / "README.md", *DOCS]:
+    for path in [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS]:
         page = path.read_text("utf-8")
         for command, arguments in re.findall(r"\bkeepleft ([a-z]+)((?: [^`\n]*)?)", page):
             if command not in command_options():
@@ -177,7 +178,9 @@ def test_every_option_on_a_command_line_is_an_option_of_that_command():
     assert checked > 40
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS], ids=lambda path: path.name
+)
 def test_every_option_named_in_a_sentence_exists(path):
     options = set.union(*command_options().values())
     others = {"audit-budget", "audit-html", "limits.NAME"}  # of pytest, and a placeholder
@@ -264,7 +267,7 @@ def test_links_and_paths_lead_somewhere(path):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
     for name in re.findall(r"`(?:python )?([a-z]\w*/[\w./-]*)[^`]*`", page):
         is_module = name.endswith(".py") and (PACKAGE / name.split("/")[0]).is_dir()
-        is_path = is_module or name.startswith(("src/", "tests/", "bench/", "web/"))
+        is_path = is_module or name.startswith(("src/", "tests/", "bench/", "web/", "requirements/"))
         if is_path and name not in ABSENT_PATHS:
             assert (ROOT / name).exists() or (PACKAGE / name).exists(), f"{path.name} names {name}"
     for module in re.findall(r"`keepleft\.((?:[a-z]\w*\.)*[a-z]\w*)", page):

