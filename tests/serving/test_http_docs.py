@@ -58,14 +58,20 @@ def test_every_limit_is_documented_with_its_default():
 def test_every_route_and_metric_is_documented():
     from keepleft.serving.engine.continuous import ContinuousBatchingEngine
     from keepleft.serving.http.app import make_app
+    from keepleft.serving.http.middleware.auth import APIKey, APIKeys
     from serving.tiny_services import client
 
-    with client(decoder(), ContinuousBatchingEngine) as http_client:
+    keys = APIKeys([APIKey("a-key"), APIKey("the-operator", operator=True)])
+    with client(decoder(), ContinuousBatchingEngine, keys=keys) as http_client:
+        bearers = [{"authorization": f"Bearer {key}"} for key in ("a-key", "the-operator")]
         document = make_app(http_client.service).openapi()
-        http_client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+        http_client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}, headers=bearers[0])
         names = {
             name
-            for name in re.findall(r"^# TYPE (keepleft_\w+)", http_client.get("/metrics").text, re.M)
+            for bearer in bearers
+            for name in re.findall(
+                r"^# TYPE (keepleft_\w+)", http_client.get("/metrics", headers=bearer).text, re.M
+            )
             if not name.startswith("keepleft_engine") and not name.endswith("_created")
         }
     for path in document["paths"]:
