@@ -91,6 +91,7 @@ class ContinuousBatchingEngine:
             prefill_chunk_size=prefill_chunk_size,
             enable_prefix_caching=enable_prefix_caching and not self.is_encoder_decoder,
             weights=weights,
+            slices_by_time=not model.token.weight.is_cuda,
         )
         self.source_encoding: SourceEncoding | None = None  # in progress
         self.strategy_batches: dict[Hashable, StrategyBatch] = {}
@@ -187,11 +188,11 @@ class ContinuousBatchingEngine:
         if self.is_encoder_decoder:
             self._encode_sources(events)
         self._prefill(events)
-        self._finish_prompts(events)
+        self._finish_prompts(self.scheduler.settle(), events)
         ready = self.scheduler.schedule_decode()
         for scheduled in self.scheduler.take_paused():
             self._leave_strategy_batch(scheduled)
-        if len(ready) < len(self.scheduler.running):
+        if self.scheduler.decodes_in_turns:
             self._leave_strategy_batches_but(ready)
         for batch in split_deterministic(ready):
             decoded, logits = self._decode(batch, events)
@@ -250,13 +251,8 @@ class ContinuousBatchingEngine:
                     scheduled.add_chunk(start, row[: len(chunk)])
         self.prompt_tokens_total += sum(map(len, chunks))
 
-    def _finish_prompts(self, events: Events) -> None:
-        """Finish the prompt requests whose tokens are all read."""
-        finished = [
-            scheduled
-            for scheduled in self.scheduler.running
-            if isinstance(scheduled, PromptReader) and scheduled.is_ready
-        ]
+    def _finish_prompts(self, ready: list[ScheduledRequest], events: Events) -> None:
+        """Finish the prompt requests among those whose tokens are all read."""
 
         def finish(part: list[PromptReader]) -> None:
             for reader in part:
@@ -264,8 +260,9 @@ class ContinuousBatchingEngine:
                 self._release(reader)
                 events.append((reader.handle, event))
 
-        for reader in finished:
-            self._isolate_failure([reader], events, finish)
+        for scheduled in ready:
+            if isinstance(scheduled, PromptReader):
+                self._isolate_failure([scheduled], events, finish)
 
     # -- decode
 

@@ -11,13 +11,14 @@ preempted, and its pages are recomputed later.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from keepleft.attention.paged_kv_cache import PagePool, PageTable
 from keepleft.serving.engine.fair_queue import BURST, FairQueue
 from keepleft.serving.engine.prefix_cache import PrefixCache
-from keepleft.serving.engine.request import RequestHandle
+from keepleft.serving.engine.request import RequestHandle, Tenant
 from keepleft.serving.engine.scheduled_request import ScheduledRequest
 from keepleft.serving.engine.step_timer import StepTimer
 
@@ -48,7 +49,8 @@ class Scheduler:
     """At most `max_num_seqs` sequences run at once, and as many again may be paused with their pages.
 
     A request stays a `RequestHandle` until its turn comes; then `make_scheduled` turns it into a
-    `ScheduledRequest`. `weights`: the shares of API keys, 1 if not given.
+    `ScheduledRequest`. `weights`: the shares of API keys, 1 if not given. `slices_by_time`: prefill beside
+    decode steps is bounded by the time that it takes; False where a chunk takes little time anyway.
     """
 
     def __init__(
@@ -60,17 +62,24 @@ class Scheduler:
         prefill_chunk_size: int,
         enable_prefix_caching: bool = True,
         weights: Mapping[str, float] | None = None,
+        slices_by_time: bool = True,
     ) -> None:
         self.allocator = allocator
         self.make_scheduled = make_scheduled
         self.max_num_seqs = max_num_seqs
         self.prefill_chunk_size = prefill_chunk_size
         self.weights = weights
+        self.slices_by_time = slices_by_time
         self.prefix_cache = PrefixCache(allocator.pool) if enable_prefix_caching else None
         self.timer = StepTimer()
         self.waiting: FairQueue[ScheduledRequest | RequestHandle] = FairQueue(weights)
         self.paused: dict[ScheduledRequest, None] = {}  # those of the waiting that hold pages
         self.running: dict[ScheduledRequest, None] = {}  # an ordered set, by admission
+        self.pending: dict[ScheduledRequest, None] = {}  # those of them that are not read to their end
+        self.num_running_rows = 0
+        self.num_pending_rows = 0
+        self.rows_by_tenant: Counter[Tenant] = Counter()  # of the running
+        self.decodes_in_turns = False  # in this step not everybody decodes
         self.newly_paused: list[ScheduledRequest] = []
         self.num_admitted = 0
         self.num_steps = 0
@@ -80,10 +89,6 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.running or len(self.waiting))
-
-    @property
-    def num_running_rows(self) -> int:
-        return sum(scheduled.num_rows for scheduled in self.running)
 
     def check_fits(self, num_rows: int, num_slots: int, num_source_tokens: int) -> None:
         """Raise ValueError for a request that would not fit even if it ran alone."""
@@ -140,6 +145,10 @@ class Scheduler:
         handle = scheduled.handle
         handle.started_at = handle.started_at or time.monotonic()
         self.running[scheduled] = None
+        self.num_running_rows += scheduled.num_rows
+        self.rows_by_tenant[scheduled.tenant] += scheduled.num_rows
+        self.pending[scheduled] = None
+        self.num_pending_rows += scheduled.num_rows
         if not resumed:
             self.waiting.charge(scheduled.tenant, scheduled.num_pending + len(scheduled.source))
 
@@ -157,8 +166,28 @@ class Scheduler:
 
     def release(self, scheduled: ScheduledRequest) -> None:
         """Take a request out of the batch and free its pages."""
-        del self.running[scheduled]
+        self._leave_batch(scheduled)
         self.allocator.free(scheduled.page_table)
+
+    def _leave_batch(self, scheduled: ScheduledRequest) -> None:
+        del self.running[scheduled]
+        self._settle(scheduled)
+        self.num_running_rows -= scheduled.num_rows
+        self.rows_by_tenant[scheduled.tenant] -= scheduled.num_rows
+        if not self.rows_by_tenant[scheduled.tenant]:
+            del self.rows_by_tenant[scheduled.tenant]
+
+    def _settle(self, scheduled: ScheduledRequest) -> None:
+        if scheduled in self.pending:
+            del self.pending[scheduled]
+            self.num_pending_rows -= scheduled.num_rows
+
+    def settle(self) -> list[ScheduledRequest]:
+        """The requests that are now read to their end: they decode, or have finished."""
+        ready = [scheduled for scheduled in self.pending if scheduled.is_ready]
+        for scheduled in ready:
+            self._settle(scheduled)
+        return ready
 
     def clear(self) -> None:
         """Drop all requests."""
@@ -199,12 +228,14 @@ class Scheduler:
         more. A user of the same key gives way if it has more than its share.
         """
         tenant = scheduled.tenant
-        key_rows: dict[str, int] = {}
-        user_rows: dict[str, int] = {}
-        for other in self.running:
-            key_rows[other.tenant.key] = key_rows.get(other.tenant.key, 0) + other.num_rows
-            if other.tenant.key == tenant.key:
-                user_rows[other.tenant.user] = user_rows.get(other.tenant.user, 0) + other.num_rows
+        if self.rows_by_tenant.keys() <= {tenant}:
+            return None
+        key_rows: Counter[str] = Counter()
+        user_rows: Counter[str] = Counter()
+        for other_tenant, num_rows in self.rows_by_tenant.items():
+            key_rows[other_tenant.key] += num_rows
+            if other_tenant.key == tenant.key:
+                user_rows[other_tenant.user] += num_rows
         keys = {*key_rows, *self.waiting.waiting, tenant.key}
         total_weight = sum(map(self.waiting.weight, keys))
         users = {*user_rows, *self.waiting.waiting.get(tenant.key, {}), tenant.user}
@@ -219,14 +250,14 @@ class Scheduler:
                 return False
             key, user = other.tenant
             if key != tenant.key:
-                has_less = key_rows.get(tenant.key, 0) + scheduled.num_rows <= max(1, key_share(tenant.key))
+                has_less = key_rows[tenant.key] + scheduled.num_rows <= max(1, key_share(tenant.key))
                 is_light = self.waiting.lag(tenant.key, key) >= LIGHT_LAG
-                return (has_less and key_rows.get(key, 0) > key_share(key)) or is_light
+                return (has_less and key_rows[key] > key_share(key)) or is_light
             if user == tenant.user:
                 return False
             user_share = max(1, key_share(key) / len(users))
-            has_less = user_rows.get(tenant.user, 0) + scheduled.num_rows <= user_share
-            return has_less and user_rows.get(user, 0) > user_share
+            has_less = user_rows[tenant.user] + scheduled.num_rows <= user_share
+            return has_less and user_rows[user] > user_share
 
         others = (*self.running, *self.paused) if for_pages else tuple(self.running)
         candidates = [other for other in others if other is not scheduled and gives_way(other)]
@@ -244,7 +275,7 @@ class Scheduler:
 
     def _pause(self, victim: ScheduledRequest) -> None:
         """Take a request out of the batch; it keeps its pages, and goes on where it stopped."""
-        del self.running[victim]
+        self._leave_batch(victim)
         self.paused[victim] = None
         self.newly_paused.append(victim)
         self.waiting.push(victim.tenant, victim, front=True)
@@ -274,14 +305,16 @@ class Scheduler:
 
     def schedule_encode(self) -> list[ScheduledRequest]:
         """Requests whose source to encode now, the least served first."""
-        pending = [scheduled for scheduled in self.running if scheduled.needs_encoding]
+        pending = [scheduled for scheduled in self.pending if scheduled.needs_encoding]
         return self._fit_chunk(pending, lambda scheduled: len(scheduled.source), self.prefill_chunk_size)
 
     def schedule_prefill(self) -> list[tuple[ScheduledRequest, int]]:
         """Requests of whose prompt to prefill one chunk now, each with the size of the chunk."""
         pending = [
-            scheduled for scheduled in self.running if scheduled.num_pending and not scheduled.needs_encoding
+            scheduled for scheduled in self.pending if scheduled.num_pending and not scheduled.needs_encoding
         ]
+        if not pending:
+            return []
         budget = self.prefill_budget()
         batch = self._fit_chunk(pending, lambda scheduled: min(scheduled.num_pending, budget), budget)
         return [
@@ -297,15 +330,16 @@ class Scheduler:
         If others decode meanwhile, no more than takes `PREFILL_SHARE` of their step.
         """
         seconds = self.slice_seconds()
-        if seconds is None or self.timer.seconds_per_token is None:
+        if seconds is None:
             return self.prefill_chunk_size
-        num_tokens = int(seconds / self.timer.seconds_per_token)
-        return max(min(MIN_CHUNK_SIZE, self.prefill_chunk_size), min(num_tokens, self.prefill_chunk_size))
+        return self.timer.prefill_tokens(
+            seconds, min(MIN_CHUNK_SIZE, self.prefill_chunk_size), self.prefill_chunk_size
+        )
 
     def slice_seconds(self) -> float | None:
         """Seconds that work other than decoding may take in this step; None if nobody decodes."""
-        num_rows = sum(scheduled.num_rows for scheduled in self.running if self._is_decoding(scheduled))
-        if not num_rows:
+        num_rows = self.num_running_rows - self.num_pending_rows
+        if not num_rows or not self.slices_by_time:
             return None
         return max(MIN_SLICE_SECONDS, PREFILL_SHARE * self.timer.estimate_decode(num_rows))
 
@@ -323,7 +357,9 @@ class Scheduler:
         Each has a slot for the token; requests with equally many rows stand side by side.
         """
         self.num_steps += 1
-        batch = self._share_step([scheduled for scheduled in self.running if self._is_decoding(scheduled)])
+        decoding = [scheduled for scheduled in self.running if scheduled not in self.pending]
+        batch = self._share_step(decoding)
+        self.decodes_in_turns = len(batch) < len(decoding)
         preempted: set[ScheduledRequest] = set()
         for scheduled in batch:
             num_slots = scheduled.page_table.num_slots + scheduled.num_rows
@@ -338,16 +374,15 @@ class Scheduler:
             scheduled.last_decoded = self.num_steps
         return sorted(fitting, key=lambda scheduled: scheduled.num_rows)
 
-    def _is_decoding(self, scheduled: ScheduledRequest) -> bool:
-        return scheduled.decodes and scheduled.is_ready
-
     def _share_step(self, ready: list[ScheduledRequest]) -> list[ScheduledRequest]:
         """Who decodes in this step: all, unless a key was served much less than another.
 
         Then its rows decode in every step, and those of the others in turns, as many as take `HEAVY_SHARE` of
         the step that it would have alone.
         """
-        keys = {scheduled.tenant.key for scheduled in ready}
+        keys = {tenant.key for tenant in self.rows_by_tenant}
+        if len(keys) > 1 and self.pending:
+            keys = {scheduled.tenant.key for scheduled in ready}
         if len(keys) < 2:
             self.spare_seconds = 0.0
             return ready

@@ -10,26 +10,38 @@ SMOOTHING = 0.3  # weight of the newest measurement
 
 
 class StepTimer:
-    """Smoothed times of decode steps by their number of rows, and of a prefilled token."""
+    """Smoothed times of decode steps by their number of rows, and of prefill by its number of tokens.
+
+    Numbers are rounded up to a power of 2.
+    """
 
     def __init__(self) -> None:
-        self.decode_seconds: dict[int, float] = {}  # by rows, rounded up to a power of 2
-        self.seconds_per_token: float | None = None  # of prefill; None before the first
+        self.decode_seconds: dict[int, float] = {}
+        self.prefill_seconds: dict[int, float] = {}
 
     @contextmanager
     def time_decode(self, num_rows: int) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        bucket = _bucket(num_rows)
-        seconds = time.perf_counter() - start
-        self.decode_seconds[bucket] = _smooth(self.decode_seconds.get(bucket), seconds)
+        _note(self.decode_seconds, num_rows, time.perf_counter() - start)
 
     @contextmanager
     def time_prefill(self, num_tokens: int) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        seconds = (time.perf_counter() - start) / max(1, num_tokens)
-        self.seconds_per_token = _smooth(self.seconds_per_token, seconds)
+        _note(self.prefill_seconds, num_tokens, time.perf_counter() - start)
+
+    def prefill_tokens(self, seconds: float, minimum: int, maximum: int) -> int:
+        """How many tokens can be prefilled in so many seconds.
+
+        A number that was never tried is tried once all smaller ones turned out to be quick enough.
+        """
+        num_tokens = minimum
+        while 2 * num_tokens <= maximum and self.prefill_seconds.get(_bucket(num_tokens), 0.0) <= seconds:
+            if self.prefill_seconds.get(_bucket(2 * num_tokens), 0.0) > seconds:
+                break
+            num_tokens *= 2
+        return maximum if 2 * num_tokens > maximum else num_tokens
 
     def estimate_decode(self, num_rows: int) -> float:
         """Seconds of a decode step of so many rows; 0.0 for none, or before the first step."""
@@ -47,5 +59,7 @@ def _bucket(num_rows: int) -> int:
     return 1 << (num_rows - 1).bit_length()
 
 
-def _smooth(previous: float | None, value: float) -> float:
-    return value if previous is None else previous + SMOOTHING * (value - previous)
+def _note(seconds_by_size: dict[int, float], size: int, seconds: float) -> None:
+    bucket = _bucket(max(1, size))
+    previous = seconds_by_size.get(bucket, seconds)
+    seconds_by_size[bucket] = previous + SMOOTHING * (seconds - previous)
