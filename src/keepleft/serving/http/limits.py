@@ -34,7 +34,8 @@ class Limits:
         user: characters of the field user
         seconds: seconds for a request from start to end
         requests: requests in flight; more get 429
-        tasks: waiting requests that generate nothing (embeddings, scores, attention maps)
+        tasks: waiting requests that generate nothing (embeddings, scores)
+        questions: questions of the explorer and attention maps of one API key that wait; more get 429
         connections: open connections; more get 503
         header_seconds: seconds for a client to send its headers
         body_seconds: seconds for a client to send its body
@@ -67,6 +68,7 @@ class Limits:
     seconds: float = 600.0
     requests: int = 256
     tasks: int = 64
+    questions: int = 32
     connections: int = 1024
     header_seconds: float = 10.0
     body_seconds: float = 60.0

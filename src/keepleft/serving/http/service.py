@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tokenizers import Tokenizer
 
@@ -23,6 +23,8 @@ from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
 from keepleft.serving.http.dynamic_batcher import DynamicBatcher
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.explorer_process.client import ExplorerProcess
+from keepleft.serving.http.explorer_process.tasks import ExplorerProtocol, TaskName, make_tasks, run_task
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import Sandbox
 
@@ -31,14 +33,11 @@ PREPARATION_THREADS = 16  # for tokenizing, chat templates and other work withou
 MAX_WAITING_GRAMMARS = 4  # requests that wait for the grammar sandbox; more get 429
 
 
-class ExplorerProtocol(Protocol):
-    """Answers the questions of the explorer page, in the engine's thread."""
-
-    def ask(self, question: str, params: Any) -> Any: ...
-
-
 class Service:
-    """`name`: of the model in the API; `max_model_len`: maximum tokens of prompt and output together."""
+    """`name`: of the model in the API; `max_model_len`: maximum tokens of prompt and output together.
+
+    Questions to the `explorer` are answered by `explorer_process`, or without one in a thread here.
+    """
 
     def __init__(
         self,
@@ -49,12 +48,16 @@ class Service:
         limits: Limits = Limits(),  # noqa: B008 (it is frozen)
         max_model_len: int | None = None,
         explorer: ExplorerProtocol | None = None,
+        explorer_process: ExplorerProcess | None = None,
         page_folder: Path = PAGE_FOLDER,
     ) -> None:
         self.model, self.tokenizer, source_tokenizer = loaded
         self.name = name
         self.limits = limits
         self.explorer = explorer
+        self.explorer_process = explorer_process
+        self.explorer_tasks = make_tasks(self.model, explorer)
+        self.explorer_thread = ThreadPoolExecutor(1, "keepleft explorer")
         self.page_folder = page_folder
         self.generator = TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer)
         self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
@@ -143,6 +146,13 @@ class Service:
         """Run slow work that does not use the model in the thread pool."""
         return await asyncio.get_running_loop().run_in_executor(self.thread_pool, work)
 
+    async def run_beside_engine(self, task: TaskName, params: Mapping[str, Any], key: str) -> bytes:
+        """The answer to a question of the explorer, or attention maps, as JSON; `key`: the tenant's."""
+        if self.explorer_process is not None:
+            return await self.explorer_process.run(task, params, key)
+        work = partial(run_task, self.explorer_tasks, task, params)
+        return await asyncio.get_running_loop().run_in_executor(self.explorer_thread, work)
+
     async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
         """Run work that uses the model between two engine steps; skipped if the caller is cancelled first."""
         return await asyncio.wrap_future(self.engine_thread.run_between_steps(work))
@@ -158,15 +168,24 @@ class Service:
         Were all able to finish? Blocks: call it in a thread.
         """
         self.draining = True
+        deadline = time.monotonic() + seconds
         try:
-            return self.engine_thread.drain(seconds)
+            all_finished = self.engine_thread.drain(seconds)
+            if self.explorer_process is not None:
+                all_finished &= self.explorer_process.drain(max(0.0, deadline - time.monotonic()))
+            return all_finished
         finally:
+            if self.explorer_process is not None:
+                self.explorer_process.close()
+            self.explorer_thread.shutdown(wait=False, cancel_futures=True)
             self.grammar_sandbox.close()
             self.template_sandbox.close()
             self.thread_pool.shutdown(wait=False, cancel_futures=True)
 
     def abort_all(self) -> None:
         """Cancel all requests in flight."""
+        if self.explorer_process is not None:
+            self.explorer_process.close()
         for handle in list(self.engine_thread.in_flight):
             self.engine_thread.cancel(handle)
 
