@@ -1,10 +1,10 @@
 """One caller's stream while another asks the explorer: how long are the gaps between its tokens?
 
 A stream of a given number of tokens, alone and beside each of: beam search with 8 beams of 40 tokens, the
-audit of the page, the attention maps of a long text. The other caller asks again and again, and leaves when the
-stream has ended. Every repetition has a server of its own, since a server audits its model once. The numbers
-are medians over the repetitions: of the median gap, of the longest, and of how many answers the other caller
-got meanwhile. `--source` measures another checkout.
+audit of the page, the attention maps of a long text. The other caller asks again and again, and leaves when
+the stream has ended. Every repetition has a server of its own, since a server audits its model once. The
+numbers are medians over the repetitions: of the median gap, of the longest, and of how many answers the other
+caller got meanwhile. `--source` measures another checkout.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 
 import httpx
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
-sys.path.insert(0, str(SOURCE))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from command_line import make_parser, parse_arguments
 from report import environment, print_table, write_json
 from soak import make_model
 
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 PROMPT = "Once upon a time, in a village by the sea,"
 SENTENCE = "The old man by the wall mends his nets while the ship sails on and the sea is calm. "
 Row = dict[str, Any]
@@ -115,7 +115,7 @@ async def gaps_beside(
 async def alone_and_beside(
     address: str, num_tokens: int, path: str, body: dict[str, Any]
 ) -> tuple[list[float], list[float], int]:
-    """The gaps of a stream alone, after a warm-up, and beside the other caller, with the number of its answers."""
+    """The gaps of a stream alone, after a warm-up, and beside the other caller; the number of its answers."""
     async with httpx.AsyncClient(base_url=address, timeout=600) as http:
         await stream_gaps(http, num_tokens, asyncio.Event())
         alone = await stream_gaps(http, num_tokens, asyncio.Event())

@@ -17,7 +17,6 @@ import pytest
 
 import keepleft as kl
 from keepleft.serving.engine.request import OverloadedError, ShuttingDownError
-from keepleft.serving.explorer.continue_text import MAX_NEW_TOKENS
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.explorer_process import tasks, worker_queue
@@ -263,7 +262,7 @@ def test_where_the_server_cannot_be_forked_the_model_is_loaded_again(start, mode
 
 
 def test_a_question_does_not_hold_up_a_stream(model_folder):
-    params = {"text": "the sea", "num_beams": 16, "max_new_tokens": MAX_NEW_TOKENS}
+    params = {"text": "the sea", "num_beams": 8, "max_new_tokens": 32}
     with served(model_folder) as (address, process, _):
         times = []
         ended = threading.Event()
