@@ -1,10 +1,10 @@
 """One caller's stream while another asks the explorer: how long are the gaps between its tokens?
 
 A stream of a given number of tokens, alone and beside each of: beam search with 8 beams of 40 tokens, the
-audit of the page, the attention maps of a long text. The other caller asks again and again, and leaves when
-the stream has ended. Every repetition has a server of its own, since a server audits its model once. The
-numbers are medians over the repetitions: of the median gap, of the longest, and of how many answers the other
-caller got meanwhile. `--source` measures another checkout.
+audit of the page, the attention maps of a long text. The other caller asks up to `--questions` times, and
+leaves when the stream has ended. Every repetition has a server of its own, since a server audits its model
+once. The numbers are medians over the repetitions: of the median gap, of the longest, and of how many answers
+the other caller got meanwhile. `--source` measures another checkout.
 """
 
 from __future__ import annotations
@@ -88,16 +88,16 @@ async def stream_gaps(http: httpx.AsyncClient, num_tokens: int, started: asyncio
 
 
 async def gaps_beside(
-    http: httpx.AsyncClient, num_tokens: int, path: str, body: dict[str, Any]
+    http: httpx.AsyncClient, num_tokens: int, num_questions: int, path: str, body: dict[str, Any]
 ) -> tuple[list[float], int]:
-    """The gaps of a stream beside a caller that asks again and again, and the number of its answers."""
+    """The gaps of a stream beside a caller that asks several times, and the number of its answers."""
     started = asyncio.Event()
     num_answers = 0
 
     async def ask() -> None:
         nonlocal num_answers
         await started.wait()
-        while True:
+        while num_answers < num_questions:
             response = await http.post(path, json=body)
             response.raise_for_status()
             num_answers += 1
@@ -113,21 +113,29 @@ async def gaps_beside(
 
 
 async def alone_and_beside(
-    address: str, num_tokens: int, path: str, body: dict[str, Any]
+    address: str, num_tokens: int, num_questions: int, path: str, body: dict[str, Any]
 ) -> tuple[list[float], list[float], int]:
     """The gaps of a stream alone, after a warm-up, and beside the other caller; the number of its answers."""
     async with httpx.AsyncClient(base_url=address, timeout=600) as http:
         await stream_gaps(http, num_tokens, asyncio.Event())
         alone = await stream_gaps(http, num_tokens, asyncio.Event())
-        return alone, *(await gaps_beside(http, num_tokens, path, body))
+        return alone, *(await gaps_beside(http, num_tokens, num_questions, path, body))
 
 
 def measure(
-    model: str, source: Path, options: Sequence[str], num_tokens: int, path: str, body: dict[str, Any]
+    model: str,
+    source: Path,
+    options: Sequence[str],
+    num_tokens: int,
+    num_questions: int,
+    path: str,
+    body: dict[str, Any],
 ) -> Row:
     """One repetition: a warm-up, the stream alone, and the stream beside the other caller."""
     with served(model, source, options) as address:
-        alone, beside, num_answers = asyncio.run(alone_and_beside(address, num_tokens, path, body))
+        alone, beside, num_answers = asyncio.run(
+            alone_and_beside(address, num_tokens, num_questions, path, body)
+        )
     return {
         "alone median": statistics.median(alone),
         "alone max": max(alone),
@@ -142,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
     parser.add_argument("--source", type=Path, default=SOURCE, help="the src folder of another checkout")
     parser.add_argument("--tokens", type=int, default=200, help="of the stream")
+    parser.add_argument("--questions", type=int, default=3, help="of the other caller, at most")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, help="of the server")
     options = parse_arguments(parser, argv, model="", tokens=20, repeats=1, threads=1)
@@ -154,7 +163,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             make_model(Path(folder))
         for name, (path, body) in neighbours(*sizes).items():
             samples = [
-                measure(options.model or folder, options.source, serve_options, options.tokens, path, body)
+                measure(
+                    options.model or folder,
+                    options.source,
+                    serve_options,
+                    options.tokens,
+                    options.questions,
+                    path,
+                    body,
+                )
                 for _ in range(options.repeats)
             ]
             row = {column: statistics.median(sample[column] for sample in samples) for column in samples[0]}
