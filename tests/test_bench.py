@@ -27,6 +27,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "audit_gpu": ["--device", "cpu"],
     "audit_zoo": ["--out", "{tmp}"],
     "cpu_train": [],
+    "explorer_beside": [],
     "gpu_train": ["--device", "cpu", "--profile", "{tmp}/profile.txt"],
     "load_memory": [],
     "prepare_data": [],

@@ -81,6 +81,7 @@ def serve(
         log_level: requests are logged at info, one JSON object per line on stderr
         limits: limits of one request, and of the server
     """
+    from contextlib import closing
     from dataclasses import replace
 
     import torch
@@ -93,6 +94,9 @@ def serve(
 
     try:
         from keepleft.serving.http.app import make_app
+        from keepleft.serving.http.explorer_process.client import ExplorerProcess, start_workers
+        from keepleft.serving.http.explorer_process.tasks import make_tasks
+        from keepleft.serving.http.explorer_process.worker import ModelSource
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
         from keepleft.serving.http.middleware.auth import APIKeys
         from keepleft.serving.http.server import Server
@@ -108,53 +112,66 @@ def serve(
         raise ValueError(f"--threads is {threads}: give at least one, or leave it out")
     check_folders(runs=runs, compare=compare)
     api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
-    limits = limits if max_requests is None else replace(limits, requests=max_requests)
-    loaded = run_in_own_thread(lambda: load_for_inference(model_path(model), dtype=dtype, device=device))
-    torch.set_num_threads(threads or capacity.best_threads(loaded.model))
-    log = _make_log(log_level)
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    name = served_model_name or model_name(model)
-    engine = run_in_own_thread(
-        lambda: capacity.make_engine(
-            loaded.model,
-            loaded.tokenizer,
-            max_num_seqs=max_num_seqs,
-            kv_cache_memory=kv_cache_memory,
-            max_model_len=max_model_len,
-            weights=api_keys.weights,
-        )
-    )
-    explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
-    service = Service(
-        loaded, engine, name=name, limits=limits, max_model_len=max_model_len, explorer=explorer
-    )
     host_names = allowed_hosts(host, _as_list(allow_host))
+    limits = limits if max_requests is None else replace(limits, requests=max_requests)
+    path = model_path(model)
+    loaded = run_in_own_thread(lambda: load_for_inference(path, dtype=dtype, device=device))
+    name = served_model_name or model_name(model)
+    explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
+    # Forked while there is only this thread, and before there is a socket that a fork would keep open.
+    workers = start_workers(
+        loaded.model, make_tasks(loaded.model, explorer), ModelSource(path, dtype, name, runs, compare)
+    )
 
     def on_ready(host: str, port: int) -> None:
         base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
         print(message, file=sys.stderr, flush=True)
 
-    if not api_keys.hashes and host_names is None:
-        print(
-            f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1",
-            file=sys.stderr,
+    with closing(ExplorerProcess(workers, max_waiting=limits.questions)) as explorer_process:
+        torch.set_num_threads(threads or capacity.best_threads(loaded.model))
+        log = _make_log(log_level)
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        engine = run_in_own_thread(
+            lambda: capacity.make_engine(
+                loaded.model,
+                loaded.tokenizer,
+                max_num_seqs=max_num_seqs,
+                kv_cache_memory=kv_cache_memory,
+                max_model_len=max_model_len,
+                weights=api_keys.weights,
+            )
         )
-    app = make_app(
-        service, keys=api_keys, allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log
-    )
-    server = Server(app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
-    try:
-        server.run()
-    except SystemExit:  # uvicorn's, where it cannot listen; it has logged the reason
-        raise OSError(
-            f"cannot listen on {host}:{port}: is another server there? --port 0 takes a free one"
-        ) from None
-    finally:
-        if not service.draining:
-            service.drain(0.0)
-    background_threads = (service.engine_thread.thread, explorer.audit.thread)
-    if any(thread is not None and thread.is_alive() for thread in background_threads):
+        service = Service(
+            loaded,
+            engine,
+            name=name,
+            limits=limits,
+            max_model_len=max_model_len,
+            explorer=explorer,
+            explorer_process=explorer_process,
+        )
+        if not api_keys.hashes and host_names is None:
+            print(
+                f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1",
+                file=sys.stderr,
+            )
+        app = make_app(
+            service, keys=api_keys, allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log
+        )
+        server = Server(
+            app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready
+        )
+        try:
+            server.run()
+        except SystemExit:  # uvicorn's, where it cannot listen; it has logged the reason
+            raise OSError(
+                f"cannot listen on {host}:{port}: is another server there? --port 0 takes a free one"
+            ) from None
+        finally:
+            if not service.draining:
+                service.drain(0.0)
+    if service.engine_thread.thread.is_alive():
         # The interpreter would wait for it, or crash in it, on the way out.
         sys.stderr.flush()
         os._exit(0)

@@ -34,6 +34,7 @@ class Limits:
         seconds: seconds for a request from start to end
         requests: prompts of one API key in flight; more get 429
         texts: texts of one API key in flight that nothing is generated for (embeddings, labels, scores)
+        questions: questions of the explorer and attention maps of one API key that wait; more get 429
         connections: open connections; more get 503
         header_seconds: seconds for a client to send its headers
         body_seconds: seconds for a client to send its body
@@ -65,6 +66,7 @@ class Limits:
     seconds: float = 600.0
     requests: int = 256
     texts: int = 4096
+    questions: int = 32
     connections: int = 1024
     header_seconds: float = 10.0
     body_seconds: float = 60.0

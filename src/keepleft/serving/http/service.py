@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tokenizers import Tokenizer
 
@@ -21,6 +21,8 @@ from keepleft.serving.engine.request import NOBODY, Engine, Events, Tenant
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.explorer_process.client import ExplorerProcess
+from keepleft.serving.http.explorer_process.tasks import ExplorerProtocol, TaskName, make_tasks, run_task
 from keepleft.serving.http.fair_executor import FairExecutor
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import SandboxPool
@@ -31,14 +33,11 @@ SANDBOXES = 2  # processes for grammars, and as many for chat templates
 MAX_WAITING_GRAMMARS = 16  # grammars of one key that wait to be compiled; more get 429
 
 
-class ExplorerProtocol(Protocol):
-    """Answers the questions of the explorer page, in the engine's thread."""
-
-    def ask(self, question: str, params: Any) -> Any: ...
-
-
 class Service:
-    """`name`: of the model in the API; `max_model_len`: maximum tokens of prompt and output together."""
+    """`name`: of the model in the API; `max_model_len`: maximum tokens of prompt and output together.
+
+    Questions to the `explorer` are answered by `explorer_process`, or without one in a thread here.
+    """
 
     def __init__(
         self,
@@ -49,12 +48,16 @@ class Service:
         limits: Limits = Limits(),  # noqa: B008 (it is frozen)
         max_model_len: int | None = None,
         explorer: ExplorerProtocol | None = None,
+        explorer_process: ExplorerProcess | None = None,
         page_folder: Path = PAGE_FOLDER,
     ) -> None:
         self.model, self.tokenizer, source_tokenizer = loaded
         self.name = name
         self.limits = limits
         self.explorer = explorer
+        self.explorer_process = explorer_process
+        self.explorer_tasks = make_tasks(self.model, explorer)
+        self.explorer_thread = FairExecutor(1, "keepleft explorer")
         self.page_folder = page_folder
         self.generator = TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer)
         self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
@@ -144,6 +147,13 @@ class Service:
         """Run slow work that does not use the model in a thread, when the tenant's turn comes."""
         return await self.preparation.run(tenant, work)
 
+    async def run_beside_engine(self, task: TaskName, params: Mapping[str, Any], key: str) -> bytes:
+        """The answer to a question of the explorer, or attention maps, as JSON; `key`: the tenant's."""
+        if self.explorer_process is not None:
+            return await self.explorer_process.run(task, params, key)
+        work = partial(run_task, self.explorer_tasks, task, params)
+        return await self.explorer_thread.run(Tenant(key), work)
+
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""
         if self.chat_template is not None and self.special_tokenizer is not None:
@@ -155,16 +165,24 @@ class Service:
         Were all able to finish? Blocks: call it in a thread.
         """
         self.draining = True
+        deadline = time.monotonic() + seconds
         try:
-            return self.engine_thread.drain(seconds)
+            all_finished = self.engine_thread.drain(seconds)
+            if self.explorer_process is not None:
+                all_finished &= self.explorer_process.drain(max(0.0, deadline - time.monotonic()))
+            return all_finished
         finally:
-            for executor in (self.preparation, self.grammars, self.templates):
+            if self.explorer_process is not None:
+                self.explorer_process.close()
+            for executor in (self.explorer_thread, self.preparation, self.grammars, self.templates):
                 executor.shutdown()
             self.grammar_sandboxes.close()
             self.template_sandboxes.close()
 
     def abort_all(self) -> None:
         """Cancel all requests in flight."""
+        if self.explorer_process is not None:
+            self.explorer_process.close()
         for handle in list(self.engine_thread.in_flight):
             self.engine_thread.cancel(handle)
 

@@ -143,7 +143,8 @@ class RequestLogMiddleware:
 
 def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
     """Log a bug of ours: where it happened, and its message at debug only, since it may quote the request."""
-    log("error", {"id": record.request_id, "error": type(error).__name__, "where": stack_lines(error)})
+    where = getattr(error, "where", None) or stack_lines(error)  # a bug in another process brings its own
+    log("error", {"id": record.request_id, "error": type(error).__name__, "where": where})
     log("debug", {"id": record.request_id, "message": str(error)})
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
-import torch
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from keepleft.data.token_text import token_pieces
 from keepleft.decoding.generate import encode_prompts
 from keepleft.decoding.generation_config import decoder_start_token, from_model_directory
-from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
-from keepleft.models.watch import watch
 from keepleft.nn.attention import Attention
 from keepleft.serving.http.errors import APIError, too_long
 from keepleft.serving.http.middleware.request_log import RequestRecord
@@ -36,30 +33,30 @@ def routes(service: Service) -> APIRouter:
     )
     async def attention(request: Request, body: AttentionRequest) -> Response:
         service.check_model(body.model)
-        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
+        work = _answer(service, body, request.state.record, request.state.tenant)
+        return await until_disconnect(request, service.limits, work)
 
     return router
 
 
-async def _answer(service: Service, body: AttentionRequest, record: RequestRecord) -> Response:
+async def _answer(service: Service, body: AttentionRequest, record: RequestRecord, key: str) -> Response:
     tokens, source = await service.in_thread(partial(_encode_inputs, service, body))
     record.prompt_tokens += len(tokens) + len(source or [])
     heads_by_layer = _select_layers(service, body, len(tokens), len(source or []))
-    maps = await service.in_thread(
-        partial(_attention_maps, service.model, tokens, source, list(heads_by_layer), body.heads)
-    )
+    params = {"tokens": tokens, "source": source, "layers": list(heads_by_layer), "heads": body.heads}
+    maps = await service.run_beside_engine("attention_maps", params, key)
     pieces, source_pieces = await service.in_thread(partial(_token_texts, service, tokens, source))
-    return JSONResponse(
-        {
-            "object": "attention",
-            "model": service.name,
-            "tokens": pieces,
-            "source": source_pieces,
-            "maps": maps,
-            "heads": {name: body.heads or list(range(heads)) for name, heads in heads_by_layer.items()},
-            "usage": prompt_usage(record),
-        }
-    )
+    fields = {
+        "object": "attention",
+        "model": service.name,
+        "tokens": pieces,
+        "source": source_pieces,
+        "heads": {name: body.heads or list(range(heads)) for name, heads in heads_by_layer.items()},
+        "usage": prompt_usage(record),
+    }
+    # The maps are JSON already: to parse and write them again would hold up the streams of others.
+    content = json.dumps(fields).encode().removesuffix(b"}") + b', "maps": ' + maps + b"}"
+    return Response(content, media_type="application/json")
 
 
 def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int], list[int] | None]:
@@ -145,22 +142,3 @@ def _select_layers(
             code="too_large",
         )
     return heads_by_layer
-
-
-@torch.no_grad()
-def _attention_maps(
-    model: Encoder | Decoder | EncoderDecoder,
-    tokens: list[int],
-    source: list[int] | None,
-    layers: list[str],
-    heads: list[int] | None,
-) -> dict[str, Any]:
-    """Rounded attention weights of each layer, [heads][queries][keys]. Called in the engine's thread."""
-    device = next(model.parameters()).device
-    inputs = [torch.tensor([row], device=device) for row in (source, tokens) if row is not None]
-    with watch(model, layers, heads=heads) as maps:
-        model.hidden_states(*inputs)
-    return {
-        name: [[[round(value, 5) for value in row] for row in head] for head in weights[0].float().tolist()]
-        for name, weights in maps.items()
-    }

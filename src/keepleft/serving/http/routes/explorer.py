@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.schemas.responses import ExplorerAnswer, response_docs
@@ -50,8 +49,10 @@ def routes(service: Service) -> APIRouter:
     async def explore(request: Request, question: str, params: Annotated[dict[str, Any], Body()]) -> Response:
         if service.explorer is None:
             raise APIError(404, "this server has no explorer: it was started without one", code="no_explorer")
-        work = service.in_thread(partial(service.explorer.ask, question, params))
-        return JSONResponse(await until_disconnect(request, service.limits, work))
+        task_params = {"question": question, "params": params}
+        work = service.run_beside_engine("question", task_params, request.state.tenant)
+        answer = await until_disconnect(request, service.limits, work)
+        return Response(answer, media_type="application/json")
 
     return router
 
