@@ -11,8 +11,8 @@ import keepleft as kl
 from keepleft.serving.engine.request import OverloadedError
 from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.json_body import parse_json
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.http.middleware.body_limit import check_json
 from serving.tiny_services import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -355,9 +355,9 @@ def test_a_body_that_is_no_sound_json(limited_client, body, code):
 
 
 def test_nesting_up_to_the_limit_is_fine():
-    check_json(b"[" * 8 + b"]" * 8, 8)
+    parse_json(b"[" * 8 + b"]" * 8, Limits(depth=8))
     with pytest.raises(APIError):
-        check_json(b"[" * 10 + b"]" * 10, 8)
+        parse_json(b"[" * 10 + b"]" * 10, Limits(depth=8))
 
 
 def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(limited_client):

@@ -89,6 +89,11 @@ def serve(
 
     try:
         from keepleft.serving.http.app import make_app
+        from keepleft.serving.http.descriptors import (
+            fit_connections,
+            open_descriptors,
+            raise_descriptor_limit,
+        )
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
         from keepleft.serving.http.middleware.auth import APIKeys
         from keepleft.serving.http.server import Server
@@ -105,6 +110,7 @@ def serve(
     check_folders(runs=runs, compare=compare)
     api_keys = _read_api_keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
+    max_descriptors = raise_descriptor_limit()
     loaded = run_in_own_thread(lambda: load_for_inference(model_path(model), dtype=dtype, device=device))
     torch.set_num_threads(threads or capacity.best_threads(loaded.model))
     log = _make_log(log_level)
@@ -119,6 +125,14 @@ def serve(
             max_model_len=max_model_len,
         )
     )
+    requested_connections = limits.connections
+    limits = fit_connections(limits, max_descriptors, open_descriptors())
+    if limits.connections < requested_connections:
+        print(
+            f"keepleft: {limits.connections} connections instead of {requested_connections}, since this "
+            f"process may open {max_descriptors} files: raise the limit (ulimit -n) for more",
+            file=sys.stderr,
+        )
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
     service = Service(
         loaded, engine, name=name, limits=limits, max_model_len=max_model_len, explorer=explorer

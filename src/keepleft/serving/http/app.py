@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
 from keepleft import __version__
@@ -48,6 +52,7 @@ def make_app(
     app = FastAPI(
         title="keepleft",
         version=__version__,
+        openapi_url=None,  # _serve_openapi
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -81,7 +86,20 @@ def make_app(
         )
     app.add_middleware(RequestLogMiddleware, metrics=metrics, log=log)
     _document_auth(app, bool(keys.hashes))
+    _serve_openapi(app)
     return app
+
+
+def _serve_openapi(app: FastAPI) -> None:
+    """Serve /openapi.json. FastAPI itself would render it on the event loop, for every request."""
+
+    @cache
+    def render() -> bytes:
+        return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi_json() -> Response:
+        return Response(await asyncio.to_thread(render), media_type="application/json")
 
 
 def _document_auth(app: FastAPI, requires_key: bool) -> None:
