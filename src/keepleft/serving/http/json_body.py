@@ -30,12 +30,15 @@ def parse_json(body: bytes, limits: Limits) -> Any:
 
 
 def check_counts(body: bytes, limits: Limits) -> None:
-    """Raise APIError if the body has more values, or more lists and objects, than the limits allow.
+    """Raise APIError if the body has more values, lists, objects or fields than the limits allow.
 
-    Stops at the first slice that exceeds them. Up to the first error of syntax the counts are exact.
+    A field counts as two values, its name and what it holds. Counting stops at the first slice that exceeds
+    a limit. Up to the first error of syntax the counts are exact.
     """
-    containers = 0
-    commas = 0
+    lists = 0
+    objects = 0
+    fields = 0
+    separators = 0
     in_string = 0
     start = 0
     while start < len(body):
@@ -47,20 +50,16 @@ def check_counts(body: bytes, limits: Limits) -> None:
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[in_string::2])
         in_string ^= (len(parts) - 1) % 2
-        containers += outside.count(b"[") + outside.count(b"{")
-        commas += outside.count(b",")
-        if containers > limits.containers:
-            raise APIError(
-                400,
-                f"the body holds more than {limits.containers:,} lists and objects: send less at once",
-                code="too_many_values",
-            )
-        if commas + containers > limits.elements:
-            raise APIError(
-                400,
-                f"the body holds more than {limits.elements:,} values: send less at once",
-                code="too_many_values",
-            )
+        lists += outside.count(b"[")
+        objects += outside.count(b"{")
+        fields += outside.count(b":")
+        separators += outside.count(b",")
+        if lists + objects > limits.containers:
+            raise _too_many(f"the body holds more than {limits.containers:,} lists and objects")
+        if lists + objects + fields + separators > limits.elements:
+            raise _too_many(f"the body holds more than {limits.elements:,} values")
+    if fields > limits.keys * objects:
+        raise _too_many(f"an object has more than {limits.keys:,} fields")
 
 
 def _check_levels(document: Any, limits: Limits, *, check_unicode: bool) -> None:
@@ -71,11 +70,7 @@ def _check_levels(document: Any, limits: Limits, *, check_unicode: bool) -> None
         for value in level:
             if isinstance(value, dict):
                 if len(value) > limits.keys:
-                    raise APIError(
-                        400,
-                        f"an object has {len(value):,} fields: at most {limits.keys:,} are allowed",
-                        code="too_many_values",
-                    )
+                    raise _too_many(f"an object has more than {limits.keys:,} fields")
                 if check_unicode:
                     for key in value:
                         _check_unicode(key)
@@ -88,6 +83,10 @@ def _check_levels(document: Any, limits: Limits, *, check_unicode: bool) -> None
             return
         level = next_level
     raise _too_deep(limits.depth)
+
+
+def _too_many(reason: str) -> APIError:
+    return APIError(400, f"{reason}: send less at once", code="too_many_values")
 
 
 def _invalid_json(reason: str) -> APIError:

@@ -14,7 +14,7 @@ class Limits:
         headers: bytes of the headers
         body_memory: bytes of the bodies of all requests together; more get 503
         chunks: chunks of a body with Transfer-Encoding: chunked
-        elements: values in the JSON body, counted before it is parsed
+        elements: values and names of fields in the JSON body, counted before it is parsed
         containers: lists and objects in it, counted before it is parsed
         keys: fields of one object
         depth: nesting of lists and objects
@@ -53,7 +53,7 @@ class Limits:
     body_memory: int = 256 << 20
     chunks: int = 16_384
     elements: int = 262_144
-    containers: int = 16_384
+    containers: int = 8192
     keys: int = 4096
     depth: int = 32
     prompts: int = 64

@@ -28,6 +28,7 @@ PIPELINE_PAUSE_SECONDS = 0.1
 def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
     """H11Protocol itself would wait for headers, for unread bodies and for a client to read without end."""
     max_per_address = min(limits.connections_per_address, limits.connections)
+    max_chunked_piece = min(CHUNKED_PIECE_BYTES, limits.headers)
     connections_by_address: Counter[str] = Counter()
 
     class TimeoutProtocol(H11Protocol):
@@ -91,9 +92,7 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
                 if state is h11.IDLE:
                     size = max(1, limits.headers - len(self.conn.trailing_data[0]))
                 elif state is h11.SEND_BODY:
-                    size = min(
-                        limits.headers, CHUNKED_PIECE_BYTES if self.conn.is_chunked else limits.headers
-                    )
+                    size = max_chunked_piece if self.conn.is_chunked else limits.headers
                 else:
                     break
                 piece = bytes(self.unparsed[:size])
@@ -185,7 +184,8 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
             """The timer runs while headers are awaited, and while a body arrives after its response."""
             is_answered = self.cycle is not None and self.cycle.response_complete
             state = self.conn.their_state
-            if not (state is h11.IDLE or (state is h11.SEND_BODY and is_answered)):
+            is_awaited = state is h11.IDLE or (state is h11.SEND_BODY and is_answered)
+            if not is_awaited or self.transport.is_closing():
                 self._cancel_header_timer()
             elif self.header_timer is None and self.timeout_keep_alive_task is None:
                 self.header_timer = self.loop.call_later(limits.header_seconds, self.transport.abort)

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope
 
 from keepleft.serving.http.json_body import parse_json
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.sse import until_disconnect
 
 MIN_BYTES_FOR_THREAD = 1 << 13  # a smaller body is validated faster than it is handed to a thread
 VALIDATION_THREADS = 2  # bounds the memory that large bodies take while they are parsed
@@ -52,8 +53,9 @@ def validated_route(limits: Limits) -> type[APIRoute]:
                 validate = partial(validate_body, body, body_field, limits)
                 if len(body) < MIN_BYTES_FOR_THREAD:
                     value = validate()
-                else:
-                    value = await asyncio.get_running_loop().run_in_executor(threads, validate)
+                else:  # skipped if the client leaves before a thread is free
+                    validated = asyncio.get_running_loop().run_in_executor(threads, validate)
+                    value = await until_disconnect(request, limits, validated)
                 return await handle(ValidatedRequest(request.scope, request.receive, value))
 
             return validate_and_handle
