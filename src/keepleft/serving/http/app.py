@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -92,14 +92,18 @@ def make_app(
 
 def _serve_openapi(app: FastAPI) -> None:
     """Serve /openapi.json. FastAPI itself would render it on the event loop, for every request."""
+    lock = threading.Lock()
+    document = b""
 
-    @cache
     def render() -> bytes:
-        return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+        nonlocal document
+        with lock:
+            document = document or json.dumps(app.openapi(), separators=(",", ":")).encode()
+        return document
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi_json() -> Response:
-        return Response(await asyncio.to_thread(render), media_type="application/json")
+        return Response(document or await asyncio.to_thread(render), media_type="application/json")
 
 
 def _document_auth(app: FastAPI, requires_key: bool) -> None:

@@ -21,14 +21,15 @@ from keepleft.serving.http.request_framing import StrictConnection
 SEND_BUFFER_BYTES = 1 << 18  # that the kernel keeps for a client that does not read
 MAX_UNPARSED_BYTES = 1 << 16  # of pipelined requests; beyond them the connection is not read
 CHUNKED_PIECE_BYTES = 1 << 12  # of a chunked body parsed at once: in chunks of one byte it takes milliseconds
-PIPELINED_REQUESTS = 8  # answered in a row before the connection pauses
-PIPELINE_PAUSE_SECONDS = 0.1
+MANY_CHUNKS_PIECE_BYTES = 1 << 10  # the same for a body that has had many chunks
+MANY_CHUNKS = 256
+PIPELINE_SECONDS = 0.005  # between two pipelined requests, over all connections: hardly any client sends them
 
 
 def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
     """H11Protocol itself would wait for headers, for unread bodies and for a client to read without end."""
     max_per_address = min(limits.connections_per_address, limits.connections)
-    max_chunked_piece = min(CHUNKED_PIECE_BYTES, limits.headers)
+    next_pipelined_time = 0.0  # on the clock of the event loop
     connections_by_address: Counter[str] = Counter()
 
     class TimeoutProtocol(H11Protocol):
@@ -92,7 +93,7 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
                 if state is h11.IDLE:
                     size = max(1, limits.headers - len(self.conn.trailing_data[0]))
                 elif state is h11.SEND_BODY:
-                    size = max_chunked_piece if self.conn.is_chunked else limits.headers
+                    size = self._body_piece_size()
                 else:
                     break
                 piece = bytes(self.unparsed[:size])
@@ -103,6 +104,12 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
                     self._schedule_parse()  # others have their turn first
                     break
             self._limit_unparsed()
+
+        def _body_piece_size(self) -> int:
+            if not self.conn.is_chunked:
+                return limits.headers
+            has_many_chunks = self.conn.num_chunks > MANY_CHUNKS
+            return min(limits.headers, MANY_CHUNKS_PIECE_BYTES if has_many_chunks else CHUNKED_PIECE_BYTES)
 
         def _limit_unparsed(self) -> None:
             """Read on only where there is room."""
@@ -124,21 +131,20 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
             self._parse()
 
         def on_response_complete(self) -> None:
-            """Go on with the next request, if the client has received this response.
-
-            A client that sends many requests ahead gets a pause after some of them.
-            """
+            """Go on when the client has received this response, and with a request that was sent ahead when
+            it is its turn among all connections."""
+            nonlocal next_pipelined_time
             self._cancel_header_timer()
-            is_pipelined = bool(self.unparsed or self.conn.trailing_data[0])
-            self.num_pipelined = self.num_pipelined + 1 if is_pipelined else 0
-            if self.flow.write_paused and not self.transport.is_closing():
-                self.waiting_to_continue = True  # until resume_writing
-            elif self.num_pipelined >= PIPELINED_REQUESTS and not self.transport.is_closing():
-                self.num_pipelined = 0
-                self.waiting_to_continue = True
-                self.loop.call_later(PIPELINE_PAUSE_SECONDS, self._continue)
+            self.waiting_to_continue = True
+            if self.transport.is_closing():
+                self._continue()
+            elif self.flow.write_paused:
+                return  # resume_writing calls this again
+            elif self.unparsed or self.conn.trailing_data[0]:
+                turn = max(self.loop.time(), next_pipelined_time)
+                next_pipelined_time = turn + PIPELINE_SECONDS
+                self.loop.call_at(turn, self._continue)
             else:
-                self.waiting_to_continue = True
                 self._continue()
 
         def _continue(self) -> None:
@@ -156,7 +162,8 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
         def resume_writing(self) -> None:
             super().resume_writing()
             self._cancel_write_timer()
-            self._continue()
+            if self.waiting_to_continue:
+                self.on_response_complete()
 
         def send_400_response(self, msg: str) -> None:
             """Answer what is not HTTP with an error in the same format as all others."""
