@@ -172,8 +172,14 @@ async def tiny_chunks(target: Target) -> str:
 
 
 async def smuggle(target: Target) -> str:
+    """Two lengths in one request: is what follows it taken for a second request?"""
     head = post("content-length: 6\r\ntransfer-encoding: chunked")
-    return await send(target, head + b"0\r\n\r\nGET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    with ExitStack() as stack:
+        reader, writer = await connect(target, stack)
+        writer.write(head + b"0\r\n\r\n" + GET_HEALTH[:-2] + b"connection: close\r\n\r\n")
+        status = await read_status(reader)
+        rest = await reader.read()
+    return f"{status}, {'both' if b'ready' in rest else 'one'} answered"
 
 
 async def drip(target: Target) -> str:
