@@ -22,6 +22,7 @@ FILES = sorted(path.stem for path in BENCH.glob("*.py"))
 
 # what to add to --smoke; "{tmp}" is a temporary folder
 SMOKE_RUNS: dict[str, list[str]] = {
+    "attack": [],
     "attention_backends_gpu": ["--device", "cpu"],
     "attention_memory": [],
     "audit_gpu": ["--device", "cpu"],
@@ -123,5 +124,7 @@ def check_result(file: str, result: dict[str, Any], folder: Path) -> None:
     if file == "quality":
         assert {"beam 1", "beam 2"} <= result.keys()
         assert result["validation"]
+    if file == "attack":
+        assert all(row["/health failed"].startswith("0/") for row in result["attacks"]), result["attacks"]
     if file == "soak":
         assert result["passed"]

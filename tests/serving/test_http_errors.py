@@ -11,8 +11,8 @@ import keepleft as kl
 from keepleft.serving.engine.request import OverloadedError
 from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.json_body import parse_json
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.http.middleware.body_limit import check_json
 from serving.tiny_services import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -337,7 +337,8 @@ def test_unknown_routes_and_methods(limited_client):
         (b'{"prompt": "\\ud800"}', "invalid_unicode"),
         (b'{"\\udfff": 1}', "invalid_unicode"),
         (b'{"prompt": ' + b"[" * 9 + b"]" * 9 + b"}", "too_deep"),
-        (b"[" * 9000 + b"]" * 9000, "too_deep"),
+        (b"[" * 5000 + b"]" * 5000, "too_deep"),
+        (b"[" * 9000 + b"]" * 9000, "too_many_values"),
         (b"[]", None),
         (b'"a"', None),
         (b"null", None),
@@ -355,9 +356,9 @@ def test_a_body_that_is_no_sound_json(limited_client, body, code):
 
 
 def test_nesting_up_to_the_limit_is_fine():
-    check_json(b"[" * 8 + b"]" * 8, 8)
+    parse_json(b"[" * 8 + b"]" * 8, Limits(depth=8))
     with pytest.raises(APIError):
-        check_json(b"[" * 10 + b"]" * 10, 8)
+        parse_json(b"[" * 10 + b"]" * 10, Limits(depth=8))
 
 
 def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(limited_client):

@@ -200,16 +200,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(hasty):
 
 
 def test_headers_that_are_too_large_and_what_is_no_http(hasty):
-    for data in (
-        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-large: " + b"a" * 9000,
-        b"\x16\x03\x01 hello\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
+    for data, status, code in (
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-large: " + b"a" * 9000, 431, "headers_too_large"),
+        (b"\x16\x03\x01 hello\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "invalid_http"),
     ):
         with connect(hasty[0]) as connection:
             connection.sendall(data)
             answer = read_until_closed(connection)
-        assert answer.startswith(b"HTTP/1.1 400 ") or answer == b"", answer
-        assert answer == b"" or b'"code": "invalid_http"' in answer
+        # data on the way may be lost when the server closes the connection
+        assert answer.startswith(b"HTTP/1.1 %d " % status) or answer == b"", answer
+        assert answer == b"" or f'"code": "{code}"'.encode() in answer
 
 
 class Flood(SequentialEngine):

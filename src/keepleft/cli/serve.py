@@ -94,6 +94,11 @@ def serve(
 
     try:
         from keepleft.serving.http.app import make_app
+        from keepleft.serving.http.descriptors import (
+            fit_connections,
+            open_descriptors,
+            raise_descriptor_limit,
+        )
         from keepleft.serving.http.explorer_process.client import ExplorerProcess, start_workers
         from keepleft.serving.http.explorer_process.tasks import make_tasks
         from keepleft.serving.http.explorer_process.worker import ModelSource
@@ -112,6 +117,7 @@ def serve(
         raise ValueError(f"--threads is {threads}: give at least one, or leave it out")
     check_folders(runs=runs, compare=compare)
     api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
+    max_descriptors = raise_descriptor_limit()
     host_names = allowed_hosts(host, _as_list(allow_host))
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     path = model_path(model)
@@ -142,6 +148,14 @@ def serve(
                 weights=api_keys.weights,
             )
         )
+        requested_connections = limits.connections
+        limits = fit_connections(limits, max_descriptors, open_descriptors())
+        if limits.connections < requested_connections:
+            print(
+                f"keepleft: {limits.connections} connections instead of {requested_connections}, since this "
+                f"process may open {max_descriptors} files: raise the limit (ulimit -n) for more",
+                file=sys.stderr,
+            )
         service = Service(
             loaded,
             engine,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
 from keepleft import __version__
@@ -49,6 +53,7 @@ def make_app(
     app = FastAPI(
         title="keepleft",
         version=__version__,
+        openapi_url=None,  # _serve_openapi
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -83,7 +88,24 @@ def make_app(
         )
     app.add_middleware(RequestLogMiddleware, metrics=metrics, log=log)
     _document_auth(app, bool(keys.hashes))
+    _serve_openapi(app)
     return app
+
+
+def _serve_openapi(app: FastAPI) -> None:
+    """Serve /openapi.json. FastAPI itself would render it on the event loop, for every request."""
+    lock = threading.Lock()
+    document = b""
+
+    def render() -> bytes:
+        nonlocal document
+        with lock:
+            document = document or json.dumps(app.openapi(), separators=(",", ":")).encode()
+        return document
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi_json() -> Response:
+        return Response(document or await asyncio.to_thread(render), media_type="application/json")
 
 
 def _document_auth(app: FastAPI, requires_key: bool) -> None:

@@ -18,6 +18,8 @@ from keepleft.serving.http.schemas.requests import all_field_names
 
 RETRY_AFTER_SECONDS = 5.0  # sent while the server shuts down
 MAX_NAME_LENGTH = 60  # characters of an unknown field that are repeated
+MAX_MESSAGE_LENGTH = 1000  # characters of a message: whatever it quotes, it never repeats a request at length
+MAX_PARAM_LENGTH = 200
 MAX_MESSAGES = 4  # of validation errors about one field
 ERROR_TYPES = {
     401: "authentication_error",
@@ -39,12 +41,12 @@ class APIError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _cut(message, MAX_MESSAGE_LENGTH)
+        self.param = None if param is None else _cut(param, MAX_PARAM_LENGTH)
         self.code = code
         self.headers = dict(headers or {})
+        super().__init__(self.message)
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -57,6 +59,10 @@ class APIError(Exception):
 
     def to_response(self) -> JSONResponse:
         return JSONResponse(self.payload, self.status, self.headers)
+
+
+def _cut(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 class ClientDisconnectedError(APIError):

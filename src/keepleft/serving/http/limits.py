@@ -12,7 +12,12 @@ class Limits:
     Args:
         body: bytes of a request body
         headers: bytes of the headers
-        depth: nesting of lists and objects in the JSON body
+        body_memory: bytes of the bodies of all requests together; more get 503
+        chunks: chunks of a body with Transfer-Encoding: chunked
+        elements: values and names of fields in the JSON body, counted before it is parsed
+        containers: lists and objects in it, counted before it is parsed
+        keys: fields of one object
+        depth: nesting of lists and objects
         prompts: prompts in one request
         choices: choices in one response, over all prompts
         n: choices for one prompt (n, best_of, num_return_sequences)
@@ -23,7 +28,7 @@ class Limits:
         logprobs: top logprobs of each token
         stop_strings: stop strings
         stop_characters: characters of one stop string
-        tokens: entries of logit_bias and of token lists (suppress_tokens, bad_words_ids, …)
+        tokens: entries of logit_bias and of token lists (suppress_tokens, bad_words_ids, …), and their rows
         messages: messages of one chat
         grammar: characters of a regular expression, a JSON schema or a grammar
         grammar_seconds: seconds to compile it
@@ -36,6 +41,7 @@ class Limits:
         texts: texts of one API key in flight that nothing is generated for (embeddings, labels, scores)
         questions: questions of the explorer and attention maps of one API key that wait; more get 429
         connections: open connections; more get 503
+        connections_per_address: open connections from one address (IPv6: one /64 network); more get 503
         header_seconds: seconds for a client to send its headers
         body_seconds: seconds for a client to send its body
         write_seconds: seconds for a client to receive what was sent
@@ -44,6 +50,11 @@ class Limits:
 
     body: int = 4 << 20
     headers: int = 16 << 10
+    body_memory: int = 256 << 20
+    chunks: int = 16_384
+    elements: int = 262_144
+    containers: int = 8192
+    keys: int = 4096
     depth: int = 32
     prompts: int = 64
     choices: int = 128
@@ -68,6 +79,7 @@ class Limits:
     texts: int = 4096
     questions: int = 32
     connections: int = 1024
+    connections_per_address: int = 512
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     write_seconds: float = 60.0

@@ -35,6 +35,7 @@ TOKEN_FIELDS = (  # fields that name tokens
     "sequence_bias",
     "logit_bias",
 )
+ROW_FIELDS = ("bad_words_ids", "sequence_bias")  # fields whose entries are rows of tokens
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,8 @@ def _check_fields(
     for name in TOKEN_FIELDS:
         if getattr(fields, name) is None:
             continue
+        if name in ROW_FIELDS:
+            check_limit(len(getattr(fields, name)), limits.tokens, name)
         tokens = _flatten_tokens(name, getattr(options, name))
         check_limit(len(tokens), limits.tokens, name)
         if unknown := [token for token in tokens if not 0 <= token < vocab]:

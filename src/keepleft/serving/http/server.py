@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
-from socket import socket
+from socket import fromfd, socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,6 +18,10 @@ from keepleft.serving.http.service import Service
 from keepleft.serving.http.timeouts import protocol_with_timeouts
 
 GRACEFUL_SHUTDOWN_SECONDS = 5.0  # for clients to receive their responses after the engine has drained
+BACKLOG = 2048  # connections that the kernel keeps until they are accepted
+ACCEPTED_AT_ONCE = 32  # connections: asyncio tries as often again where there is no file descriptor left
+ACCEPT_ERROR_MESSAGE = "socket.accept() out of system resource"  # asyncio's
+ACCEPT_LOG_SECONDS = 10.0  # between two lines of the log about it
 
 
 class Server(uvicorn.Server):
@@ -47,8 +54,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                backlog=ACCEPTED_AT_ONCE,
                 h11_max_incomplete_event_size=limits.headers,
-                timeout_keep_alive=max(1, round(limits.idle_seconds)),
                 timeout_graceful_shutdown=max(1, round(GRACEFUL_SHUTDOWN_SECONDS)),
             )
         )
@@ -58,13 +65,29 @@ class Server(uvicorn.Server):
         self.on_ready = on_ready
         self.drain_thread: threading.Thread | None = None
         self.aborting = False
+        self.accept_error_time = -ACCEPT_LOG_SECONDS
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._handle_loop_exception)
         await super().startup(sockets)
         if self.started and self.servers:
+            for listener in self.servers[0].sockets:
+                with fromfd(listener.fileno(), listener.family, listener.type) as duplicate:
+                    duplicate.listen(BACKLOG)
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self.on_ready(host, port)
             threading.Thread(target=self.service.warm, name="keepleft warming", daemon=True).start()
+
+    def _handle_loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Without a file descriptor left, asyncio stops accepting for a second, and reports every attempt."""
+        if context["message"] != ACCEPT_ERROR_MESSAGE:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self.accept_error_time >= ACCEPT_LOG_SECONDS:
+            self.accept_error_time = time.monotonic()
+            logging.getLogger("uvicorn.error").error(
+                "no file descriptor is left (%s): new connections wait; raise the limit (ulimit -n)",
+                context.get("exception"),
+            )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. Unlike uvicorn, do not raise it again after the shutdown: the exit code is 0."""

@@ -28,10 +28,11 @@ from keepleft.serving.http.schemas.requests import ChatRequest
 from keepleft.serving.http.schemas.responses import ChatCompletionResponse, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import EventStream, until_disconnect
+from keepleft.serving.http.validated_route import validated_route
 
 
 def routes(service: Service, log: Log) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=validated_route(service.limits))
 
     @router.post(
         "/v1/chat/completions",

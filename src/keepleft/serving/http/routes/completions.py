@@ -36,12 +36,13 @@ from keepleft.serving.http.schemas.requests import CompletionRequest
 from keepleft.serving.http.schemas.responses import CompletionResponse, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import EventStream, until_disconnect
+from keepleft.serving.http.validated_route import validated_route
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 def routes(service: Service, log: Log) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=validated_route(service.limits))
 
     @router.post(
         "/v1/completions",

@@ -18,10 +18,11 @@ from keepleft.serving.http.schemas.requests import EmbeddingRequest
 from keepleft.serving.http.schemas.responses import EmbeddingResponse, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
+from keepleft.serving.http.validated_route import validated_route
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=validated_route(service.limits))
 
     @router.post(
         "/v1/embeddings", tags=["OpenAI"], summary="Embeddings of texts", **response_docs(EmbeddingResponse)

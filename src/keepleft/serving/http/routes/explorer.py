@@ -12,6 +12,7 @@ from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.schemas.responses import ExplorerAnswer, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
+from keepleft.serving.http.validated_route import validated_route
 
 MEDIA_TYPES = {"index.html": "text/html", "explorer.js": "text/javascript", "explorer.css": "text/css"}
 CONTENT_SECURITY_POLICY = (
@@ -22,7 +23,7 @@ PAGE_HEADERS = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-contr
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=validated_route(service.limits))
 
     @router.get("/", include_in_schema=False)
     async def home() -> Response:

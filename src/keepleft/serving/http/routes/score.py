@@ -22,10 +22,11 @@ from keepleft.serving.http.schemas.requests import ScoreRequest
 from keepleft.serving.http.schemas.responses import ScoreResponse, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
+from keepleft.serving.http.validated_route import validated_route
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=validated_route(service.limits))
 
     @router.post(
         "/v1/score", tags=["keepleft"], summary="Log-probabilities of texts", **response_docs(ScoreResponse)

@@ -25,10 +25,11 @@ from keepleft.serving.http.schemas.requests import TranslateRequest
 from keepleft.serving.http.schemas.responses import TranslationResponse, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
+from keepleft.serving.http.validated_route import validated_route
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=validated_route(service.limits))
 
     @router.post(
         "/v1/translate",

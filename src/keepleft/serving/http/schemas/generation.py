@@ -13,26 +13,30 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from keepleft.decoding.generation_config import OPTIONS, GenerationConfig
 
+# Every list fails fast: one error is enough, and a million of them would take seconds and gigabytes.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(max_length=65_536)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=65_536)]
+TokenRow = Annotated[TokenIds, Field(min_length=1)]
+TokenRows = Annotated[list[TokenRow], Field(fail_fast=True, max_length=65_536)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-SequenceBias = Annotated[tuple[TokenIds, Bias], Field(strict=False)]  # not strict: JSON has no tuples
+SequenceBias = Annotated[tuple[TokenRow, Bias], Field(strict=False)]  # not strict: JSON has no tuples
 # the type of an option → that of its field; numbers get the bounds of their option
 FIELD_TYPES: dict[Any, Any] = {
     bool | None: bool,
     bool | Literal["never"] | None: bool | Literal["never"],
     str | None: str,
-    str | list[str] | None: str | list[str],
+    str | list[str] | None: str | Texts,
     int | None: TokenId,
     list[int] | None: TokenIds,
     int | list[int] | None: TokenId | TokenIds,
-    list[list[int]] | None: list[TokenIds],
+    list[list[int]] | None: TokenRows,
 }
 # fields of a type or with a description of their own
 SPECIAL_TYPES: dict[str, Any] = {
     "seed": int,
     "logit_bias": dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias],
-    "sequence_bias": list[SequenceBias],
+    "sequence_bias": Annotated[list[SequenceBias], Field(fail_fast=True, max_length=65_536)],
     "prefix": str,
     "json_schema": dict[str, Any],
 }

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from keepleft.serving.http.schemas.generation import GenerationFields, StrictModel, TokenIds
+from keepleft.serving.http.schemas.generation import GenerationFields, StrictModel, Texts, TokenIds
 
 ChoiceCount = Annotated[int, Field(ge=1, le=1024)]
-PromptField = str | TokenIds | list[str] | list[TokenIds]
+PromptField = str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
+LayerName = Annotated[str, Field(max_length=64)]
+HeadIndex = Annotated[int, Field(ge=0, lt=65_536)]
 MODEL_FIELD = Field(
     None, description="the name in GET /v1/models; may be left out, as there is one model", max_length=512
 )
@@ -38,7 +40,7 @@ class GenerationRequestBody(GenerationFields, IgnoredFields):
     n: ChoiceCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     user: str | None = Field(None, description="the end user; prefix caching never shares between users")
 
 
@@ -58,7 +60,7 @@ class ContentPart(StrictModel):
 
 class Message(StrictModel):
     role: Annotated[str, Field(pattern=r"^[A-Za-z_]{1,32}$")]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
 
 
@@ -75,7 +77,7 @@ class ResponseFormat(StrictModel):
 
 
 class ChatRequest(GenerationRequestBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="the old name of max_completion_tokens"
@@ -94,7 +96,7 @@ class TranslateRequest(GenerationFields):
     """The defaults are those of the model directory: greedy, or its beams."""
 
     model: str | None = MODEL_FIELD
-    input: str | list[str]
+    input: str | Texts
     tag: str | None = Field(
         None, description="the language tag, a token, for a multilingual model", max_length=256
     )
@@ -116,14 +118,14 @@ class EmbeddingRequest(StrictModel):
 
 class ClassifyRequest(StrictModel):
     model: str | None = MODEL_FIELD
-    input: str | list[str]
+    input: str | Texts
     user: str | None = None
 
 
 class ScoreRequest(StrictModel):
     model: str | None = MODEL_FIELD
-    input: str | list[str]
-    source: str | list[str] | None = Field(None, description="encoder-decoders: the source of each text")
+    input: str | Texts
+    source: str | Texts | None = Field(None, description="encoder-decoders: the source of each text")
     user: str | None = None
 
 
@@ -131,12 +133,10 @@ class AttentionRequest(StrictModel):
     model: str | None = MODEL_FIELD
     input: str
     source: str | None = Field(None, description="encoder-decoders: the source; input is the target")
-    layers: Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=1024)] = (
-        Field(["*"], description='names such as "decoder.3.self", or patterns such as "encoder.*"')
+    layers: Annotated[list[LayerName], Field(fail_fast=True, min_length=1, max_length=1024)] = Field(
+        ["*"], description='names such as "decoder.3.self", or patterns such as "encoder.*"'
     )
-    heads: (
-        Annotated[list[Annotated[int, Field(ge=0, lt=65_536)]], Field(min_length=1, max_length=1024)] | None
-    ) = None
+    heads: Annotated[list[HeadIndex], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
 
 
 @cache
