@@ -27,6 +27,7 @@ def serve(
     api_key_file: str | None = None,
     served_model_name: str | None = None,
     max_model_len: int | None = None,
+    revision: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
     device: str | None = None,
     threads: int | None = None,
@@ -60,6 +61,7 @@ def serve(
         served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
             the name of the directory or file for any other
         max_model_len: maximum tokens of prompt and output together
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights; int8 is for CPUs
         device: cpu or cuda; a GPU is used if there is one
         threads: CPU threads for the model; if not given, one for a small model and all for others
@@ -105,7 +107,8 @@ def serve(
     check_folders(runs=runs, compare=compare)
     api_keys = _read_api_keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
-    loaded = run_in_own_thread(lambda: load_for_inference(model_path(model), dtype=dtype, device=device))
+    path = model_path(model, revision)
+    loaded = run_in_own_thread(lambda: load_for_inference(path, dtype=dtype, device=device))
     torch.set_num_threads(threads or capacity.best_threads(loaded.model))
     log = _make_log(log_level)
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from keepleft.disk.tokenizer_json import parse_tokenizer
+from keepleft.disk.regular_file import read_regular_file
+from keepleft.disk.tokenizer_json import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, parse_tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where source and target have vocabularies of their own
 TokenizerKind = Literal["bpe", "unigram", "word", "char"]
 TOKENIZER_KINDS = ("bpe", "unigram", "word", "char")
 
@@ -167,12 +170,16 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """A tokenizer.json, or the one in a model directory."""
+def load_tokenizer(path: str | Path, name: str = TOKENIZER_FILE) -> Tokenizer:
+    """A tokenizer file, or the one called `name` in a model directory."""
     path = Path(path)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.exists():
-        raise FileNotFoundError(f"there is no tokenizer {path}")
-    tokenizer = parse_tokenizer(path.read_bytes(), path)
+    is_folder = path.is_dir()
+    file_path = path / name if is_folder else path
+    if not os.path.lexists(file_path):
+        raise FileNotFoundError(f"there is no tokenizer {file_path}")
+    if is_folder:
+        tokenizer = read_tokenizer(path, name)
+    else:
+        tokenizer = parse_tokenizer(read_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES), path)
     tokenizer.encode_special_tokens = True
     return tokenizer

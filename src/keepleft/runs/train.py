@@ -23,8 +23,9 @@ from keepleft.data.batches import Batches, BucketedLayout, WindowLayout
 from keepleft.data.packing import PackedLayout
 from keepleft.data.prefetch import PrefetchedBatches
 from keepleft.data.token_store import TokenStore
-from keepleft.data.tokenizer import load_tokenizer
+from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, load_tokenizer
 from keepleft.disk import atomic
+from keepleft.disk.regular_file import exists_in
 from keepleft.evaluation.likelihood import likelihood
 from keepleft.models.transformer import Model
 from keepleft.runs import prepare, save_model
@@ -99,13 +100,14 @@ def run_job(
                         for folder in created_folders[1:]:
                             folder.rmdir()
                 raise
-            yield from _train(job, setup, out, distributed, stop)
+            yield from _train(setup, out, distributed, stop)
     finally:
         distributed.destroy()
 
 
 @dataclass(frozen=True)
 class _TrainingSetup:
+    job: TrainJob  # with the commit of init_from, if that is on the hub
     resolved_job: ResolvedJob
     model: AnyModel
     tokenizers: Tokenizers
@@ -125,6 +127,7 @@ def _set_up_training(
         yield from prepare_run(job, out, distributed, on_progress)
     distributed.barrier()
     resolved_job = ResolvedJob.from_json((out / RESOLVED_FILE).read_text("utf-8"))
+    job = replace(job, init_from=resolved_job.init_from or job.init_from)
     if resume:
         resolved_job = apply_changeable(resolved_job, job)
     tokenizers = _load_tokenizers(out)
@@ -149,7 +152,7 @@ def _set_up_training(
             )
         if job.audit and not has_checkpoints:
             yield audit_before_training(model)
-    return _TrainingSetup(resolved_job, model, tokenizers, batches, valid)
+    return _TrainingSetup(job, resolved_job, model, tokenizers, batches, valid)
 
 
 def audit_before_training(model: Model) -> str:
@@ -194,9 +197,10 @@ def _describe_validation(job: TrainJob, batches: Batches, valid: Batches | None)
 
 
 def _load_tokenizers(out: Path) -> Tokenizers:
-    target = load_tokenizer(out / "tokenizer.json")
-    source_path = out / "source_tokenizer.json"
-    return Tokenizers(target, load_tokenizer(source_path) if source_path.exists() else target)
+    target = load_tokenizer(out)
+    if exists_in(out, SOURCE_TOKENIZER_FILE):
+        return Tokenizers(target, load_tokenizer(out, SOURCE_TOKENIZER_FILE))
+    return Tokenizers(target, target)
 
 
 def _make_batches(
@@ -248,9 +252,10 @@ def _make_batches(
 
 
 def _train(
-    job: TrainJob, setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
+    setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
 ) -> Iterator[TrainEvent]:
     """Train, log the reports, and write the model directory unless `stop` ended the run."""
+    job = setup.job
     resolved_job = setup.resolved_job
     tokenizers = setup.tokenizers
     batches = setup.batches
