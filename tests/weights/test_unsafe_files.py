@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -96,9 +97,8 @@ def test_what_is_not_a_regular_file_of_the_directory_is_refused_by_name(name, ki
     if kind != "link outside":
         path.unlink()
     make(path)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(f"{path} {message}")):
         load_for_inference(str(folder))
-    assert f"{path} {message}" in str(caught.value)
 
 
 def test_the_pooling_of_a_sentence_encoder_may_not_lie_elsewhere(tmp_path):
@@ -107,7 +107,7 @@ def test_the_pooling_of_a_sentence_encoder_may_not_lie_elsewhere(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="1_Pooling/config.json is a symbolic link out of its directory"):
+    with pytest.raises(ValueError, match=r"1_Pooling/config.json is a symbolic link out of its directory"):
         kl.load(tmp_path / "model")
 
 
@@ -163,7 +163,7 @@ def test_sizes_are_checked_before_anything_is_read(folder, monkeypatch):
     (folder / "chat_template.jinja").unlink()
     template = "x" * (model_directory.MAX_CHAT_TEMPLATE_BYTES + 1)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    with pytest.raises(ValueError, match="the chat template in .*tokenizer_config.json has 1,048,577 char"):
+    with pytest.raises(ValueError, match=r"the chat template in .*tokenizer_config.json has 1,048,577 char"):
         kl.load(folder)
 
 
