@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from keepleft.models.design import from_json as read_design
 from keepleft.models.design import to_json as write_design
 from keepleft.runs import dataset, defaults
 from keepleft.runs import job as jobs
+from keepleft.runs.data_files import STORE_FOLDER, check_stable, data_fingerprints, store_fingerprints
 from keepleft.runs.dataset import ProgressCallback
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import METRICS_FILE
@@ -45,6 +46,8 @@ class ResolvedJob:
     pad_to_multiple_of: int
     pack: bool
     init_from: str | None = None  # a name on the hub with the commit that it had, as NAME@COMMIT
+    data_files: dict[str, str] = field(default_factory=dict)  # fingerprints by name
+    store_files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         out = {f.name: getattr(self, f.name) for f in fields(self)} | {
@@ -69,10 +72,11 @@ def prepare_run(
     out.mkdir(parents=True, exist_ok=True)
     pinned_job = replace(job, init_from=job.init_from and pin_revision(job.init_from))
     train_sources = dataset.open_sources(job, job.train)
+    data_files = data_fingerprints(job)
     # a run that never took a step may have left these
     for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, SOURCE_TOKENIZER_FILE):
         (out / stale_file).unlink(missing_ok=True)
-    atomic.remove_folder(out / "data")
+    atomic.remove_folder(out / STORE_FOLDER)
     valid_sources = [] if job.valid is None else dataset.open_sources(job, job.valid)
     reports = dataset.profile_sources(train_sources, on_progress)
     for report in reports:
@@ -90,11 +94,11 @@ def prepare_run(
     if not tokenizers.joint:
         atomic.write_text(out / SOURCE_TOKENIZER_FILE, tokenizers.source.to_str(pretty=True))
     store, counts = dataset.build_store(
-        job, train_sources, tokenizers, labels, max_length, out / "data" / "train", on_progress
+        job, train_sources, tokenizers, labels, max_length, out / STORE_FOLDER / "train", on_progress
     )
     if valid_sources:
         dataset.build_store(
-            job, valid_sources, tokenizers, labels, max_length, out / "data" / "valid", on_progress
+            job, valid_sources, tokenizers, labels, max_length, out / STORE_FOLDER / "valid", on_progress
         )
     is_running_text = all(source.is_running_text for source, _ in train_sources)
     yield _describe_tokens(store, counts, vocab, max_length, is_running_text)
@@ -122,7 +126,10 @@ def prepare_run(
         pad_to_multiple_of=job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1),
         pack=_should_pack(job, distributed),
         init_from=pinned_job.init_from,
+        data_files=data_files,
+        store_files=store_fingerprints(out),
     )
+    check_stable(job, data_files)
     atomic.write_text(out / CONFIG_FILE, jobs.to_yaml(job))
     atomic.write_text(out / RESOLVED_FILE, resolved_job.to_json())
 

@@ -29,6 +29,7 @@ from keepleft.disk.regular_file import exists_in
 from keepleft.evaluation.likelihood import likelihood
 from keepleft.models.transformer import Model
 from keepleft.runs import prepare, save_model
+from keepleft.runs.data_files import STORE_FOLDER, check_unchanged
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import MetricsLog, plot_loss
@@ -123,10 +124,15 @@ def _set_up_training(
     has_checkpoints = bool(checkpoint.list_checkpoints(out / CHECKPOINTS_FOLDER))
     if has_checkpoints and not resume:
         raise ValueError(f"{out} holds a run already: add --resume to go on with it, or give another --out")
-    if distributed.rank == 0 and not (resume and (out / RESOLVED_FILE).exists()):
+    is_prepared = resume and (out / RESOLVED_FILE).exists()
+    if distributed.rank == 0 and not is_prepared:
         yield from prepare_run(job, out, distributed, on_progress)
     distributed.barrier()
     resolved_job = ResolvedJob.from_json((out / RESOLVED_FILE).read_text("utf-8"))
+    if distributed.rank == 0 and is_prepared:
+        yield from check_unchanged(out, resolved_job.data_files, resolved_job.store_files)
+        if not has_checkpoints:
+            yield f"{out / CHECKPOINTS_FOLDER} holds no checkpoint yet: starting from the first step"
     job = replace(job, init_from=resolved_job.init_from or job.init_from)
     if resume:
         resolved_job = apply_changeable(resolved_job, job)
@@ -216,10 +222,10 @@ def _make_batches(
     """
     batch_objective = objective(job.task, tokenizers.target)
     field = batch_objective.fields[0]
-    store = TokenStore.open(out / "data" / "train")
+    store = TokenStore.open(out / STORE_FOLDER / "train")
     heldout: TokenStore | None = None
-    if (out / "data" / "valid").exists():
-        heldout = TokenStore.open(out / "data" / "valid")
+    if (out / STORE_FOLDER / "valid").exists():
+        heldout = TokenStore.open(out / STORE_FOLDER / "valid")
     elif job.is_running_text:
         head, tail = store.split_tail(min(HOLDOUT_FRACTION, MAX_HELDOUT_TOKENS / len(store[field].tokens)))
         if len(tail[field].tokens) > resolved_job.max_length:
