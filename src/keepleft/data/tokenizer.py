@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ EOS_TOKEN = "</s>"
 UNK_TOKEN = "<unk>"
 MASK_TOKEN = "<mask>"
 SPECIAL_TOKENS = (PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN)
+SCORE_DIGITS = 9  # of unigram pieces
+RARE_CHARACTER_DISTANCE = 1e-4  # between their scores, in the unigram trainer
 SENTINEL_FORMAT = "<extra_id_{}>"
 
 # Letters, digits and punctuation are separate pieces, each with at most one space before it; a line break is
@@ -153,6 +156,8 @@ def train_tokenizer(
             min_frequency=1 if kind == "char" else min_frequency,
         )
     tokenizer.train_from_iterator(texts, trainer)
+    if kind == "unigram":
+        _round_scores(tokenizer, len(all_special))
     if kind in ("word", "char"):
         # "<unk>" may stand in the text, and the trainer would give it a second id
         vocab = tokenizer.get_vocab()
@@ -163,6 +168,33 @@ def train_tokenizer(
         tokenizer.add_special_tokens(all_special)
     tokenizer.encode_special_tokens = True  # "</s>" in a text is four characters, not the end
     return tokenizer
+
+
+def _round_scores(tokenizer: Tokenizer, num_special: int) -> None:
+    """Make the same unigram model of the same texts.
+
+    The trainer goes through hash tables, in another order each time: its scores differ in the last digits,
+    and rare characters, which get the lowest scores at equal distances, take them in any order.
+    """
+    from tokenizers import models
+
+    model = json.loads(tokenizer.to_str())["model"]
+    pieces = [(piece, round(score, SCORE_DIGITS)) for piece, score in model["vocab"]]
+    learned = sorted(pieces[num_special:], key=lambda entry: (-entry[1], entry[0]))
+    rare: list[int] = []  # the indices of rare characters, the lowest score first
+    score = learned[-1][1]
+    for index in reversed(range(len(learned))):
+        if learned[index][1] - score > 1.01 * RARE_CHARACTER_DISTANCE:
+            break
+        if len(learned[index][0]) == 1:
+            rare.append(index)
+            score = learned[index][1]
+    characters = sorted((learned[index][0] for index in rare), reverse=True)
+    for index, character in zip(rare, characters, strict=True):
+        learned[index] = (character, learned[index][1])
+    tokenizer.model = models.Unigram(
+        [*pieces[:num_special], *learned], model["unk_id"], model["byte_fallback"]
+    )
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:

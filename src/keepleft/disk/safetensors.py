@@ -257,12 +257,28 @@ def _split_into_shards(
 
 
 def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
+    """Write one file: the size of the header, the header, the data; the same tensors give the same bytes.
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    checksums = {
-        name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        for name, tensor in tensors.items()
+    (The safetensors package writes the metadata in another order each time.)
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # all are aligned
+    arrays = {
+        name: tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        for name, tensor in ordered
     }
-    save_file(tensors, path, metadata={"format": "pt", CHECKSUMS_KEY: json.dumps(checksums)})
+    checksums = {name: zlib.crc32(arrays[name].data) for name in tensors}
+    dtype_names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", CHECKSUMS_KEY: json.dumps(checksums)}}
+    offset = 0
+    for name, tensor in ordered:
+        end = offset + tensor.nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": dtype_names[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(array.data)
     sync(path)
