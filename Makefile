@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo weights page check test long lint soak bench docs mutants clean
+.PHONY: help setup demo weights page check test long lint soak chaos bench docs mutants clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test      every test, the linters and the type checker"
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make soak      a server under load for 20 minutes: its memory stays flat"
+	@echo "make chaos     training that is killed, out of disk, out of time: every run ends as if undisturbed"
 	@echo "make lint      ruff, mypy and the import rules alone"
 	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
@@ -71,6 +72,9 @@ long: .venv/.test
 
 soak: .venv/.test
 	$(BIN)/python bench/soak.py
+
+chaos: .venv/.test
+	$(BIN)/python bench/chaos_train.py
 
 mutants: .venv/.test
 	$(BIN)/python tests/mutants.py

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PART_SUFFIX = ".part"
+NOT_WRITTEN = "could not be written"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 @contextmanager
@@ -52,11 +54,12 @@ def explain_os_error(description: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO):
+        is_explained = NOT_WRITTEN in str(error.strerror)  # by a block within this one
+        if is_explained or error.errno not in DISK_ERRORS:
             raise
         raise OSError(
             error.errno,
-            f"{description} could not be written ({error.strerror}): free some space, or give another folder",
+            f"{description} {NOT_WRITTEN} ({error.strerror}): free some space, or give another folder",
         ) from error
 
 

@@ -32,7 +32,7 @@ from keepleft.runs import prepare, save_model
 from keepleft.runs.data_files import STORE_FOLDER, check_unchanged
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
-from keepleft.runs.metrics import MetricsLog, plot_loss
+from keepleft.runs.metrics import MetricsLog, plot_loss, restore_lines
 from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob, apply_changeable, prepare_run
 from keepleft.runs.tasks import objective
 from keepleft.runs.validate import validate_job
@@ -91,7 +91,10 @@ def run_job(
     created_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         validate_job(job)
-        with atomic.lock_folder(out) if distributed.rank == 0 else nullcontext():
+        with (
+            atomic.explain_os_error(f"the run {out}"),
+            atomic.lock_folder(out) if distributed.rank == 0 else nullcontext(),
+        ):
             try:
                 setup = yield from _set_up_training(job, distributed, resume, on_progress)
             except BaseException:
@@ -121,7 +124,7 @@ def _set_up_training(
 ) -> Generator[TrainEvent, None, _TrainingSetup]:
     """Prepare the run folder, or read it if the run is resumed, and audit a new model."""
     out = Path(job.out)
-    has_checkpoints = bool(checkpoint.list_checkpoints(out / CHECKPOINTS_FOLDER))
+    has_checkpoints = bool(checkpoint.list_resumable(out / CHECKPOINTS_FOLDER))
     if has_checkpoints and not resume:
         raise ValueError(f"{out} holds a run already: add --resume to go on with it, or give another --out")
     is_prepared = resume and (out / RESOLVED_FILE).exists()
@@ -324,6 +327,8 @@ def _save_result(
     newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
     assert newest is not None
     _, state, _ = newest
+    if already_finished:
+        restore_lines(out, state["step"], state.get("report"))
     model = prepare.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
     description = save_model.select_weights(
         model, out / CHECKPOINTS_FOLDER, state["best_step"], job.average_last

@@ -2,6 +2,7 @@
 
 step-00001000/state.json             numbers, and the size and checksum of every other file; written last
 step-00001000/tensors.safetensors    weights, optimizer state, EMA; sharded (FSDP), one file for each process
+timed/step-00001234/                 the latest that was saved by the clock; gone after the next one by steps
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from keepleft.disk import atomic
 
 STATE_FILE = "state.json"
 TENSORS_FILE = "tensors.safetensors"
+TIMED_FOLDER = "timed"
 
 TensorType = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
 
@@ -62,7 +64,7 @@ def save(
 def _explain_errors(directory: Path) -> Iterator[None]:
     """Errors while writing become an OSError that names the checkpoint and the remedy."""
     message = lambda reason: (
-        f"the checkpoint {directory} could not be written ({reason}): free some space or give another "
+        f"the checkpoint {directory} {atomic.NOT_WRITTEN} ({reason}): free some space or give another "
         "folder; earlier checkpoints are untouched"
     )
     try:
@@ -219,6 +221,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(directories, key=_step_number, reverse=True)
 
 
+def list_resumable(folder: Path) -> list[Path]:
+    """The checkpoints below a folder, those saved by the clock included, the newest first."""
+    directories = list_checkpoints(folder) + list_checkpoints(folder / TIMED_FOLDER)
+    return sorted(directories, key=_step_number, reverse=True)
+
+
+def remove_timed(folder: Path) -> None:
+    """Remove the checkpoint that was saved by the clock, once there is a newer one."""
+    atomic.remove_folder(folder / TIMED_FOLDER)
+    shutil.rmtree(folder / f"{TIMED_FOLDER}.gone", ignore_errors=True)  # a crash may have left it
+
+
 def _step_number(directory: Path) -> int:
     return int(directory.name[5:])
 
@@ -229,7 +243,7 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
     Raises ValueError if all are damaged: starting anew would overwrite them.
     """
     errors: list[str] = []
-    for directory in list_checkpoints(folder):
+    for directory in list_resumable(folder):
         try:
             return directory, read_state(directory), errors
         except ValueError as error:
