@@ -203,8 +203,13 @@ def try_kills(lab: Lab, expected: dict[str, bytes], kills: int, seconds: float) 
         remaining = kills - sum(moments.values())
         child = lab.start(folder, slow=remaining > 0)
         if remaining > 0:
-            # every third soon after the last moment, to hit preparation and the first steps
-            child.join(lab.rng.uniform(0.0, seconds / 3 if remaining % 3 == 0 else seconds))
+            resolved = folder / RUN_FOLDER / "resolved.json"
+            if not resolved.exists() and lab.rng.random() < 0.5:  # to hit it before the first checkpoint
+                while child.is_alive() and not resolved.exists():
+                    time.sleep(0.005)
+                child.join(lab.rng.uniform(0.0, 0.1))
+            else:
+                child.join(lab.rng.uniform(0.0, seconds / 3 if remaining % 3 == 0 else seconds))
             if child.is_alive():
                 child.kill()
         child.join(CHILD_TIMEOUT)

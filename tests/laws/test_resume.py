@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -164,6 +165,17 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path):
     tiny.run(folder, recipe=recipe)
     expected = tiny.checkpoint_tensors(tmp_path / "unbroken", 8)
     assert tiny.equal_tensors(tiny.checkpoint_tensors(folder, 8), expected)
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_damage_and_not_waited_for(name, tmp_path):
+    tiny.run(tmp_path, recipe=tiny.recipe(steps=4, save_every=2))
+    path = tmp_path / "step-00000004" / name
+    path.unlink()
+    os.mkfifo(path)
+    directory, _, errors = checkpoint.latest(tmp_path)
+    assert directory.name == "step-00000002"
+    assert "step-00000004 is damaged: " in errors[0]
 
 
 def test_a_full_disk_names_the_checkpoint_keeps_the_one_before_and_the_run_can_resume(tmp_path):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from keepleft.disk.regular_file import open_regular_file
+
 PART_SUFFIX = ".part"
 NOT_WRITTEN = "could not be written"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
@@ -112,7 +114,7 @@ def sync(path: Path) -> None:
 def checksum(path: Path) -> int:
     """CRC-32 of a file, a few megabytes at a time."""
     crc = 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular_file(path) as file:
         while chunk := file.read(1 << 22):
             crc = zlib.crc32(chunk, crc)
     return crc

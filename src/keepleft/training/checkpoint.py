@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from keepleft.disk import atomic
+from keepleft.disk.regular_file import MAX_JSON_BYTES, read_file_in
 
 STATE_FILE = "state.json"
 TENSORS_FILE = "tensors.safetensors"
@@ -147,7 +148,7 @@ def _encode_state(state: Mapping[str, Any]) -> bytes:
 def read_state(directory: Path) -> dict[str, Any]:
     """The state of a checkpoint, after every byte of it was verified. Raises ValueError if it is damaged."""
     try:
-        raw = (directory / STATE_FILE).read_bytes()
+        raw = read_file_in(directory, STATE_FILE, max_bytes=MAX_JSON_BYTES)
         state: dict[str, Any] = json.loads(raw)["state"]
         if _encode_state(state) != raw:
             raise ValueError(f"{STATE_FILE} has changed since it was written")
