@@ -7,7 +7,7 @@ LOCKED := --require-hashes --no-deps --no-build-isolation --requirement
 TORCH ?= torch==2.13.0
 TOOLS := .cache/tools
 
-.PHONY: help setup demo weights page check test long lint soak attack bench docs mutants lock sbom audit-deps bandit pip-audit npm-audit clean
+.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs mutants lock sbom audit-deps bandit pip-audit npm-audit clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -18,6 +18,7 @@ help:
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make soak      a server under load for 20 minutes: its memory stays flat"
 	@echo "make attack    clients that mean harm: /health answers meanwhile, and memory stays bounded (8 minutes)"
+	@echo "make chaos     training that is killed, out of disk, out of time: every run ends as if undisturbed"
 	@echo "make lint      ruff, mypy and the import rules alone"
 	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
@@ -88,6 +89,9 @@ soak: .venv/.test
 
 attack: .venv/.test
 	$(BIN)/python bench/attack.py
+
+chaos: .venv/.test
+	$(BIN)/python bench/chaos_train.py
 
 mutants: .venv/.test
 	$(BIN)/python tests/mutants.py

@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import sys
-import threading
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepleft.data import text_file
 from keepleft.data.columnar import hub_name
 from keepleft.data.sources import (
     count_records,
@@ -262,14 +262,67 @@ def test_stdin_is_kept_for_more_than_one_pass(monkeypatch, stand_in):
     assert not path.exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_pipe_is_kept_too(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("a\nb\n"))
-    writer.start()
-    source = lines(tmp_path / "pipe")
-    writer.join()
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="no /dev/fd here")
+def test_the_pipe_of_a_shell_is_kept_too():
+    reading_end, writing_end = os.pipe()
+    os.write(writing_end, b"a\nb\n")
+    os.close(writing_end)
+    source = lines(f"/dev/fd/{reading_end}")
+    os.close(reading_end)
     assert list(source) == [("a",), ("b",)] == list(source)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_or_a_device_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path, kind in ((tmp_path / "pipe.txt", "a FIFO"), (Path("/dev/zero"), "a character device")):
+        with pytest.raises(ValueError, match=f"{path} is {kind}.*give a regular file, or - "):
+            lines(path)
+    source = lines(write_files(tmp_path, t_txt="a\n") / "t.txt")
+    (tmp_path / "t.txt").unlink()
+    os.mkfifo(tmp_path / "t.txt")  # after it was looked at
+    with pytest.raises(ValueError, match=r"t.txt is a FIFO"):
+        list(source)
+
+
+def test_a_name_in_gz_without_gzip_in_it_is_an_error(tmp_path):
+    (tmp_path / "a.tsv.gz").write_text("a\tb\n")
+    with pytest.raises(ValueError, match=r"a.tsv.gz ends in .gz, but is not gzip: take .gz from its name"):
+        list(open_source(tmp_path / "a.tsv.gz", ("src", "tgt")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("d.csv", "text,label,text\na,b,c\n", None),
+        ("d.tsv", "text\tlabel\ttext\na\tb\tc\n", None),
+        ("d.csv", "text,label,text\na,b,c\n", ["text", "label"]),
+    ],
+)
+def test_two_columns_of_one_name_are_an_error_unless_they_are_numbered(name, content, columns, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=r"line 1 has 2 columns called 'text'.* \(they are 0 and 2\)"):
+        list(open_source(tmp_path / name, ("text", "label"), columns))
+    assert list(open_source(tmp_path / name, ("text", "label"), [2, 1]))[-1] == ("c", "b")
+    (tmp_path / name).write_text(content.replace("text", "note").replace("note", "text", 1) * 2)
+    assert list(open_source(tmp_path / name, ("text", "label"), columns))  # others may share one
+
+
+def test_a_file_full_of_zeros_is_refused_where_they_begin(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n" + bytes(1000))
+    for source in (lines(tmp_path / "a.txt"), running_text(tmp_path / "a.txt")):
+        with pytest.raises(ValueError, match=r"a.txt line 3 holds a run of NUL bytes at offset 8"):
+            list(source)
+    (tmp_path / "b.txt").write_bytes(b"one\0two\n")  # a stray one is a character
+    assert list(lines(tmp_path / "b.txt")) == [("one\0two",)]
+
+
+def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_file, "MAX_LINE_BYTES", 1 << 20)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "x" * (5 << 20))
+    with pytest.raises(ValueError, match=r"a.jsonl line 2 is longer than 1 MiB: put each text on a line"):
+        list(open_source(tmp_path / "a.jsonl", ("text",)))
+    assert sum(len(text) for (text,) in running_text(tmp_path / "a.jsonl")) > 5 << 20  # that needs no lines
 
 
 def test_two_passes_at_once_do_not_disturb_each_other(tmp_path):
@@ -405,10 +458,6 @@ def test_broken_gzip_is_reported(tmp_path, spoil):
     path = tmp_path / "t.gz"
     path.write_bytes(spoil(gzip.compress(os.urandom(500).hex().encode())))
     assert f"{path} is broken gzip" in error_message(lines(path))
-
-
-def test_text_called_gz_is_text(tmp_path):
-    assert list(lines(write(tmp_path / "t.gz", "plain\n"))) == [("plain",)]
 
 
 def test_a_missing_file_is_named_and_a_close_one_suggested(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -106,6 +107,45 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
     assert kills_while_saving > 0
 
 
+@pytest.mark.parametrize("stop_step", [1, 4, 5, 7])
+def test_a_checkpoint_by_the_clock_loses_nothing_and_changes_nothing(stop_step, tmp_path):
+    """A run that dies right after any step, with a checkpoint at each, reports and ends as one without."""
+
+    class Crash(Exception):  # noqa: N818
+        pass
+
+    def crash() -> bool:
+        if next(steps) > stop_step:
+            raise Crash
+        return False
+
+    def timeless(reports):
+        return [report.to_timeless_line().replace("crashed", "whole") for report in reports]
+
+    recipes = [
+        tiny.recipe(steps=8, save_every=4, log_every=3, ema_decay=0.9, save_minutes=minutes)
+        for minutes in (0.0, 1e-9)
+    ]
+    expected = tiny.run(tmp_path / "whole", recipe=recipes[0])
+    folder = tmp_path / "crashed"
+    steps = iter(range(1, 10))
+    reports = []
+    design = tiny.design("both")
+    generator = train(tiny.model(design), tiny.batches(design), recipes[1], folder=folder, stop=crash)
+    with pytest.raises(Crash):
+        reports.extend(generator)
+    newest = checkpoint.list_resumable(folder)[0]
+    assert newest.name == f"step-{stop_step:08d}"
+    assert (newest.parent == folder) == (stop_step == 4)
+    assert not (folder / "timed").exists() or newest.parent != folder
+    resumed = tiny.run(folder, recipe=recipes[1])
+    assert timeless([*reports, *resumed]) == timeless(expected)
+    for step in (4, 8):
+        whole = tiny.checkpoint_tensors(tmp_path / "whole", step)
+        assert tiny.equal_tensors(tiny.checkpoint_tensors(folder, step), whole)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000008"]
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path):
     recipe = tiny.recipe(steps=8, save_every=2, keep_checkpoints=1, ema_decay=0.9)
     tiny.run(tmp_path / "unbroken", recipe=recipe)
@@ -125,6 +165,17 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path):
     tiny.run(folder, recipe=recipe)
     expected = tiny.checkpoint_tensors(tmp_path / "unbroken", 8)
     assert tiny.equal_tensors(tiny.checkpoint_tensors(folder, 8), expected)
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_damage_and_not_waited_for(name, tmp_path):
+    tiny.run(tmp_path, recipe=tiny.recipe(steps=4, save_every=2))
+    path = tmp_path / "step-00000004" / name
+    path.unlink()
+    os.mkfifo(path)
+    directory, _, errors = checkpoint.latest(tmp_path)
+    assert directory.name == "step-00000002"
+    assert "step-00000004 is damaged: " in errors[0]
 
 
 def test_a_full_disk_names_the_checkpoint_keeps_the_one_before_and_the_run_can_resume(tmp_path):

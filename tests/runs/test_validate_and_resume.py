@@ -14,6 +14,7 @@ import torch
 
 from keepleft.cli import main
 from keepleft.demo.phrases.corpus import split
+from keepleft.disk import fingerprint
 from keepleft.runs import job as jobs
 from keepleft.runs.train import run_job
 
@@ -125,6 +126,66 @@ def test_options_that_are_the_same_or_may_change_are_accepted(run_folder, capsys
     assert "this run was finished already" in capsys.readouterr().err
     assert main(["train", "--resume", "--task", "lm", "--size", "base"]) == 2
     assert "--init-from runs/lm/model" in capsys.readouterr().err
+
+
+def test_a_data_file_that_has_changed_is_named_even_if_its_size_has_not(run_folder, data_folder, capsys):
+    text = (data_folder / "a.txt").read_bytes()
+    resume = ["train", "--out", str(run_folder), "--resume"]
+    began = f"a.txt has changed since the run in {run_folder} began"
+    for changed, difference in (
+        (text + b"more\n", f"it had {len(text):,} bytes and has {len(text) + 5:,}"),
+        (text[:-2] + b"?\n", "its content differs"),
+    ):
+        (data_folder / "a.txt").write_bytes(changed)
+        capsys.readouterr()
+        assert main(resume) == 2
+        remedy = "bring the old file back, or start a new run with another --out"
+        assert f"{began} ({difference}): {remedy}\n" in capsys.readouterr().err
+    (data_folder / "a.txt").write_bytes(text)
+    store = run_folder / "data" / "train" / "text.tokens"
+    tokens = store.read_bytes()
+    store.write_bytes(tokens[:-1] + bytes([tokens[-1] ^ 1]))
+    assert main(resume) == 2
+    assert "text.tokens has changed since the run" in capsys.readouterr().err
+    store.write_bytes(tokens)
+    (data_folder / "a.txt").unlink()  # it is in the token store
+    assert main(resume) == 0
+    assert "a.txt is gone; going on with" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_says_so_and_starts_from_the_first_step(run_folder, capsys):
+    shutil.rmtree(run_folder / "checkpoints")
+    assert main(["train", "--out", str(run_folder), "--resume"]) == 0
+    assert "checkpoints holds no checkpoint yet: starting from the first step" in capsys.readouterr().err
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines][-1] == 3
+
+
+def test_data_that_change_while_they_are_read_are_named(data_folder):
+    def append(description: str, done: int, total: int | None) -> None:
+        if description == "tokenizing":
+            with (data_folder / "a.txt").open("a") as file:
+                file.write("more\n")
+
+    with pytest.raises(ValueError, match=r"a.txt has changed while it was read: start again once nothing"):
+        list(run_job(TINY_JOB, on_progress=append))
+
+
+def test_the_fingerprint_of_a_large_file_sees_its_size_both_ends_and_its_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "MAX_BLOCKS", 4)
+    path = tmp_path / "large"
+    size = 9 * fingerprint.BLOCK_BYTES + 5
+    content = bytearray(size)
+    path.write_bytes(content)
+    before = fingerprint.fingerprint(path)
+    assert before.startswith(f"{size}:")
+    for offset in (0, size // 3 // fingerprint.BLOCK_BYTES * fingerprint.BLOCK_BYTES, size - 1):
+        content[offset] = 1
+        path.write_bytes(content)
+        assert fingerprint.fingerprint(path) != before
+        content[offset] = 0
+    path.write_bytes(content[:-1])
+    assert fingerprint.fingerprint(path) != before
 
 
 def test_a_run_is_found_by_its_folder_or_its_task(run_folder, capsys):

@@ -33,6 +33,7 @@ def audit_model(
     budget: Literal["quick", "standard", "full"] = "standard",
     layers: int | None = None,
     limit: float | None = 60.0,
+    revision: str | None = None,
     html: str | None = None,
     junit: str | None = None,
     zoo: str | None = None,
@@ -71,6 +72,7 @@ def audit_model(
         budget: how much to try: seconds, about a minute, or everything
         layers: how many layers apply a mask of limited reach (window) one after another; counted if not given
         limit: seconds for one call of the model; null: no limit
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         html: write the report as a page, with a map of which position influences which
         junit: write the report as JUnit XML, for build servers
         zoo: audit a tiny random model of every class of this library: transformers
@@ -98,7 +100,7 @@ def audit_model(
         if key in explicit_options and (value is not None or key == "limit")
     }
     with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # stdout is for the verdict alone
-        arguments = _load_target(inputs, hf_config, arch, with_)
+        arguments = _load_target(inputs, hf_config, arch, with_, revision)
         claim_assumed = claim is None and "claim" not in arguments
         report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
     exit_code = _write_report(report, html=html, junit=junit, json=json)
@@ -151,7 +153,9 @@ def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, wit
     return inputs[0]
 
 
-def _load_target(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> dict[str, Any]:
+def _load_target(
+    inputs: list[str], hf_config: str | None, arch: str | None, with_: str, revision: str | None
+) -> dict[str, Any]:
     """The arguments of keepleft.audit. Whatever goes wrong becomes an error of one line."""
     import torch
 
@@ -163,7 +167,12 @@ def _load_target(inputs: list[str], hf_config: str | None, arch: str | None, wit
     elif with_ == "transformers":
         build = lambda: audit_targets.from_transformers(inputs[0], arch)
     else:
-        build = lambda: audit_targets.from_directory(inputs[0])
+        build = lambda: audit_targets.from_directory(inputs[0], revision)
+    if revision is not None and (hf_config is not None or ":" in inputs[0] or with_ == "transformers"):
+        raise ValueError(
+            f"--revision is {revision!r}, but {hf_config or inputs[0]} is not loaded from the hub: leave it "
+            "out"
+        )
     try:
         return build()
     except (ValueError, OSError, ImportError, MemoryError):

@@ -23,7 +23,7 @@ AuditArguments = dict[str, Any]  # keyword arguments of keepleft.audit
 # -- a model directory -------------------------------------------------------------------------
 
 
-def from_directory(path: str) -> AuditArguments:
+def from_directory(path: str, revision: str | None = None) -> AuditArguments:
     """A model as load() reads it, which runs no code from the directory. It claims the mask of its design."""
     from keepleft.cli.paths import model_path
     from keepleft.weights.families import families
@@ -36,7 +36,7 @@ def from_directory(path: str) -> AuditArguments:
             f"{file}: 'model_type' is {model_type!r}, which is none of ours: --with transformers audits its "
             "own class"
         )
-    model, _ = load(model_path(path))
+    model, _ = load(model_path(path, revision))
     stack = model.design.decoder or model.design.encoder
     assert stack is not None
     return {"target": model, "claim": reduce(or_, dict.fromkeys(stack.mask))}
@@ -204,8 +204,9 @@ def _explain_errors(message: str, reraise: type[Exception] | tuple[()] = ()) -> 
 
 def from_config(file: str, arch: str | None) -> AuditArguments:
     """A model of this configuration, with random weights."""
-    path = Path(file) / "config.json" if Path(file).is_dir() else Path(file)
-    config_dict = _read_config(path)
+    is_directory = Path(file).is_dir()
+    path = Path(file) / "config.json" if is_directory else Path(file)
+    config_dict = _read_config(path, in_directory=is_directory)
     model_class = _model_class(arch, config_dict, path)
     config = _make_config(model_class, config_dict, path)
     if hasattr(model_class, "from_config"):
@@ -217,6 +218,8 @@ def from_transformers(path: str, arch: str | None) -> AuditArguments:
     """A model directory as transformers loads it, from safetensors only and without running its code."""
     import torch
 
+    from keepleft.disk.regular_file import check_files_in
+
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {path}: --with transformers takes a model directory")
@@ -227,6 +230,7 @@ def from_transformers(path: str, arch: str | None) -> AuditArguments:
             f"{path} holds no .safetensors: pickled weights can run code when they are read, so save them as "
             "safetensors, or audit random weights with --hf-config"
         )
+    check_files_in(folder)
     config = _read_config(folder / "config.json")
     model_class = _model_class(arch, config, folder / "config.json")
     return {
@@ -302,10 +306,16 @@ def _transformers() -> Any:
     return transformers
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    """A config.json. Raises ValueError if it names code to download."""
+def _read_config(file: Path, *, in_directory: bool = True) -> dict[str, Any]:
+    """A config.json. Raises ValueError if it is unsafe to open, or names code to download."""
+    from keepleft.disk.regular_file import MAX_JSON_BYTES, read_file_in, read_regular_file
+
     try:
-        config = json.loads(file.read_text("utf-8"))
+        if in_directory:
+            content = read_file_in(file.parent, file.name, max_bytes=MAX_JSON_BYTES)
+        else:
+            content = read_regular_file(file, max_bytes=MAX_JSON_BYTES)
+        config = json.loads(content.decode())
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {file}: give a config.json of Hugging Face's") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

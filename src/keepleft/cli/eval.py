@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from keepleft.cli import text_io
+from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
 from keepleft.decoding.generation_config import GenerationConfig
 
@@ -18,6 +19,7 @@ def evaluate_model(
     tag: str | None = None,
     limit: int | None = None,
     fail_under: float | None = None,
+    revision: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
     device: str | None = None,
     json: bool = False,
@@ -33,6 +35,7 @@ def evaluate_model(
         tag: the language tag, a token, for a multilingual model
         limit: use at most this many texts
         fail_under: exit with code 1 if the first metric is worse than this
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights; int8 is compared with float32
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object
@@ -44,7 +47,7 @@ def evaluate_model(
         raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
     with Bar("texts", None) as bar:
         result = evaluate(
-            str(model),
+            model_path(str(model), revision),
             data,
             task=task,
             baseline=baseline,

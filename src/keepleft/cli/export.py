@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from keepleft.cli.paths import model_path
 from keepleft.runs.export import ExportFormat, GGUFDtype, Quantization
 
 
@@ -17,6 +18,7 @@ def export(
     quantization: Quantization | None = None,
     dtype: GGUFDtype | None = None,
     text: str | None = None,
+    revision: str | None = None,
     force: bool = False,
     no_verify: bool = False,
     json: bool = False,
@@ -31,6 +33,7 @@ def export(
         quantization: data type of the weights for ctranslate2: int8, int16 or float16; float32 if not given
         dtype: data type of the weights for gguf: f32, f16, bf16 or q8_0; f16 if not given
         text: a text to compare on, besides random tokens
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         force: replace an existing file or folder
         no_verify: write only, without comparing the output
         json: print the results of the checks as JSON
@@ -43,7 +46,7 @@ def export(
     if sys.stderr.isatty():
         print(f"writing {out} …", file=sys.stderr)
     for check in export_model(
-        model,
+        model_path(model, revision),
         to,
         Path(out),
         quantization=quantization,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from keepleft.cli import text_io
-from keepleft.cli.paths import installed_weights
+from keepleft.cli.paths import installed_weights, model_path
 from keepleft.cli.progress import Bar
 from keepleft.decoding.generation_config import GenerationConfig
 
@@ -35,6 +35,7 @@ class GenerateFlags:
             distributions of a decoder, or the cross-attention alignment of an encoder-decoder
         draft_model: a smaller model with the same vocabulary, for speculative decoding; the result stays the
             same
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
         dtype: data type of the weights; int8 is for CPUs
         device: cpu or cuda; a GPU is used if there is one
@@ -49,6 +50,7 @@ class GenerateFlags:
     alternatives: int | None = None
     plot: str | None = None
     draft_model: str | None = None
+    revision: str | None = None
     batch_size: int | None = None
     dtype: Dtype = "float32"
     device: str | None = None
@@ -108,8 +110,7 @@ def _run(
     from keepleft.pipelines.text_generation import load_generator, options_slice
 
     model, texts = text_io.split_model_and_texts(inputs, require_model=require_model, file=flags.input)
-    if model is None:
-        model = best_installed()
+    model = model_path(model, flags.revision) if model is not None else best_installed()
     batch_size = default_batch_size if flags.batch_size is None else flags.batch_size
     if batch_size < 1 or flags.n_best < 1:
         raise ValueError(f"--batch-size is {batch_size} and --n-best {flags.n_best}: both must be at least 1")

@@ -22,9 +22,22 @@ def installed_weights() -> dict[str, Path]:
     return paths
 
 
-def model_path(model: str) -> str:
-    """The path of a model that is installed under this name; any other path or name as it is."""
-    return model if Path(model).exists() else str(installed_weights().get(model, model))
+def model_path(model: str, revision: str | None = None) -> str:
+    """The path of a model that is installed under this name; any other path or name as it is.
+
+    With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine.
+    """
+    path = model if Path(model).exists() else str(installed_weights().get(model, model))
+    if revision is None:
+        return path
+    if Path(path).exists():
+        raise ValueError(
+            f"--revision is {revision!r}, but {model} is on this machine: it pins a name on the hub; leave "
+            "it out"
+        )
+    if "@" in path:
+        raise ValueError(f"{model} names a revision already: leave --revision {revision} out")
+    return f"{path}@{revision}"
 
 
 def check_folders(**options: str | None) -> None:
@@ -37,9 +50,9 @@ def check_folders(**options: str | None) -> None:
 
 
 def model_name(model: str) -> str:
-    """The name of a model's file or directory; NAME for runs/NAME/model; a name on the hub as it is."""
+    """The name of a model's file or directory; NAME for runs/NAME/model, and for NAME@REVISION on the hub."""
     if not Path(model).exists():
-        return model
+        return model.partition("@")[0]
     path = Path(model).resolve()
     if path.is_file():
         return path.stem

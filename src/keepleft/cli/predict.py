@@ -6,6 +6,7 @@ from math import exp
 from typing import Literal
 
 from keepleft.cli import text_io
+from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -16,6 +17,7 @@ def classify(
     input: str | None = None,
     output: str | None = None,
     batch_size: int = 32,
+    revision: str | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
     json: bool = False,
@@ -27,6 +29,7 @@ def classify(
         input: a file of texts, one per line
         output: a file for the results, written completely or not at all
         batch_size: texts in a batch
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object per line, with the probability of every label
@@ -34,7 +37,7 @@ def classify(
     from keepleft.pipelines.predictor import load_predictor
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
-    predictor = load_predictor(str(model), dtype=dtype, device=device)
+    predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
     with text_io.open_output(output) as out, Bar("texts", len(input_texts) or None) as bar:
         done = 0
         for batch in text_io.in_batches(text_io.read_lines(input_texts, input), batch_size):
@@ -60,6 +63,7 @@ def fill(
     inputs: list[str],
     input: str | None = None,
     count: int = 5,
+    revision: str | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
     json: bool = False,
@@ -71,6 +75,7 @@ def fill(
             the lines of --input or stdin
         input: a file of texts, one per line
         count: how many of the likeliest tokens to print
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object per line
@@ -78,7 +83,7 @@ def fill(
     from keepleft.pipelines.predictor import load_predictor
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
-    predictor = load_predictor(str(model), dtype=dtype, device=device)
+    predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
     for text in text_io.read_lines(input_texts, input):
         gaps = predictor.fill(text, count)
         if json:
@@ -97,6 +102,7 @@ def score(
     inputs: list[str],
     input: str | None = None,
     output: str | None = None,
+    revision: str | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
     tokens: bool = False,
@@ -109,6 +115,7 @@ def score(
             texts, the lines of --input or stdin
         input: a file of texts, one per line
         output: a file for the results, written completely or not at all
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights
         device: cpu or cuda; a GPU is used if there is one
         tokens: print the log-probability of every token
@@ -117,7 +124,7 @@ def score(
     from keepleft.pipelines.predictor import load_predictor
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
-    predictor = load_predictor(str(model), dtype=dtype, device=device)
+    predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
     is_encoder_decoder = predictor.model.design.is_encoder_decoder
     with text_io.open_output(output) as out:
         for n, line in enumerate(text_io.read_lines(input_texts, input)):

@@ -29,6 +29,7 @@ def serve(
     operator_key: str | None = None,
     served_model_name: str | None = None,
     max_model_len: int | None = None,
+    revision: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
     device: str | None = None,
     threads: int | None = None,
@@ -64,6 +65,7 @@ def serve(
         served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
             the name of the directory or file for any other
         max_model_len: maximum tokens of prompt and output together
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights; int8 is for CPUs
         device: cpu or cuda; a GPU is used if there is one
         threads: CPU threads for the model; if not given, one for a small model and all for others
@@ -120,7 +122,7 @@ def serve(
     max_descriptors = raise_descriptor_limit()
     host_names = allowed_hosts(host, _as_list(allow_host))
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
-    path = model_path(model)
+    path = model_path(model, revision)
     loaded = run_in_own_thread(lambda: load_for_inference(path, dtype=dtype, device=device))
     name = served_model_name or model_name(model)
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from keepleft.cli import text_io
-from keepleft.cli.paths import check_folders, model_name
+from keepleft.cli.paths import check_folders, model_name, model_path
 from keepleft.cli.progress import Bar
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -19,6 +19,7 @@ def show(
     views: str | None = None,
     runs: str | None = None,
     compare: str | None = None,
+    revision: str | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
 ) -> int:
@@ -42,6 +43,7 @@ def show(
             not given
         runs: a folder of run directories, for the training view
         compare: the folder that `keepleft compare` wrote
+        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights; int8 is for CPUs
         device: cpu or cuda; a GPU is used if there is one
     """
@@ -60,7 +62,7 @@ def show(
 
     for file in ("explorer.js", "explorer.css"):
         page_file(file)  # fail before the work if the page has not been built
-    loaded = load_for_inference(str(model), dtype=dtype, device=device)
+    loaded = load_for_inference(model_path(str(model), revision), dtype=dtype, device=device)
     name = model_name(str(model))
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
     with Bar("exploring", None) as bar:

@@ -14,7 +14,9 @@ from typing import Any, TextIO
 
 from keepleft.cli.paths import installed_weights
 
-HUB_NAME = re.compile(r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w", re.ASCII | re.IGNORECASE)  # owner/name
+HUB_NAME = re.compile(  # owner/name or owner/name@revision
+    r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w(@[\w./-]+)?", re.ASCII | re.IGNORECASE
+)
 MODEL_PATH = re.compile(r"[~.]{0,2}/\S+|[^\s:]+/[^\s:]+/\S+|[^\s:]+\.gguf")  # no text starts like this
 NAME_LIKE = re.compile(r"[a-z][A-Z]|[-_\d]")  # typical of names, not of words
 

@@ -26,6 +26,7 @@ def train_model(
     out: str | None = None,
     size: Size = "small",
     init_from: str | None = None,
+    revision: str | None = None,
     preset: str | None = None,
     design: dict[str, Any] | None = None,
     tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (it is frozen)
@@ -54,7 +55,10 @@ def train_model(
             --valid.tag); if not given, a part of the training data is held out
         out: the run directory; runs/TASK if not given. --resume finds the run by it, or by --task
         size: the size of the model: tiny, small or base; --design changes single fields of it
-        init_from: a model directory to start from, instead of random weights
+        init_from: a model directory, or a name on the Hugging Face hub, to start from instead of random
+            weights
+        revision: of --init-from on the hub: the branch, tag or commit to load; NAME@REVISION does the same.
+            The run records the commit, and resumes from it
         preset: the preset whose design the model follows (gpt2, llama3, t5, bart, marian, bert, …)
         design: fields of the model's design: --design.dim 256 --design.layers 4 --design.dropout 0.2
         tokenizer: the tokenizer
@@ -68,12 +72,17 @@ def train_model(
         resume: continue the run in --out, exactly where it stopped
         no_audit: skip the audit for leaks before the first step
     """
+    from keepleft.cli.paths import model_path
     from keepleft.cli.progress import Progress
     from keepleft.runs.prepare import CONFIG_FILE
     from keepleft.runs.resume import resume_job
     from keepleft.runs.train import run_job
 
     run_folder = _run_folder(out, task, resume)
+    if revision is not None:
+        if init_from is None:
+            raise ValueError(f"--revision is {revision!r}, of which model? Name it with --init-from")
+        init_from = model_path(init_from, revision)
     job_fields = dict(
         task=task,
         train=train,

@@ -44,15 +44,14 @@ def header(
     names = [cell.strip() for cell in cells]
     if columns is not None and any(isinstance(column, str) for column in columns):
         return tuple(
-            column if isinstance(column, int) else names.index(match_name(column, names, location))
-            for column in columns
+            column if isinstance(column, int) else _only_index(column, names, location) for column in columns
         ), True
     if columns is None:
         matched = guess_columns(names, fields)
         return (
             (tuple(range(len(fields))), False)
             if matched is None
-            else (tuple(names.index(name) for name in matched), True)
+            else (tuple(_only_index(name, names, location) for name in matched), True)
         )
     indices = tuple(column for column in columns if isinstance(column, int))
     header_names = [names[index].lower() if index < len(names) else "" for index in indices]
@@ -60,6 +59,19 @@ def header(
         name in (field.lower(), *SYNONYMS.get(field, ()))
         for name, field in zip(header_names, fields, strict=True)
     )
+
+
+def _only_index(column: str, names: Sequence[str], location: str) -> int:
+    """The index of the column of that name. Raises ValueError if several have it."""
+    name = match_name(column, names, location)
+    indices = [index for index, other in enumerate(names) if other == name]
+    if len(indices) > 1:
+        numbers = " and ".join(map(str, indices))
+        raise ValueError(
+            f"{location} has {len(indices)} columns called {name!r}: rename all but one, or name columns by "
+            f"their number from 0 (they are {numbers})"
+        )
+    return indices[0]
 
 
 def keys(
@@ -73,6 +85,8 @@ def keys(
                 f"{location} has no column for each of {', '.join(fields)}: there are {format_names(names)}; "
                 "say with `columns` which to take"
             )
+        for name in matched:
+            _only_index(name, names, location)
         return matched
     for column in columns:
         if isinstance(column, int) and column >= len(names):
@@ -80,7 +94,7 @@ def keys(
                 f"{location} has {len(names)} columns, so there is no column {column} (they count from 0)"
             )
     return tuple(
-        names[column] if isinstance(column, int) else match_name(column, names, location)
+        names[column if isinstance(column, int) else _only_index(column, names, location)]
         for column in columns
     )
 

@@ -16,7 +16,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
+from keepleft.disk.regular_file import file_kind, open_regular_file
+
 BLOCK_BYTES = 1 << 16  # bytes read at a time
+MAX_LINE_BYTES = 1 << 26  # of a line that must be in memory as a whole
+NUL_RUN = bytes(64)  # no text has so many in a row; a file system may leave them after a crash
+OPEN_FILES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # of this process
 BOM = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 BINARY_MAGIC = {
@@ -45,6 +50,17 @@ class TextFile:
         line = 1
         offset = 0  # of the next block, in bytes
         for data in _rechunk(self._read_bytes(), allow_partial_lines):
+            if len(data) > MAX_LINE_BYTES and not allow_partial_lines:
+                raise ValueError(
+                    f"{self.name} line {line} is longer than {MAX_LINE_BYTES >> 20} MiB: put each text on a "
+                    "line of its own, and look for a quote or bracket that was left open"
+                )
+            if (nul := data.find(NUL_RUN)) >= 0:
+                line += data.count(b"\n", 0, nul)
+                raise ValueError(
+                    f"{self.name} line {line} holds a run of NUL bytes at offset "
+                    f"{offset + nul:,}: it is not text, or a crash damaged it; copy or download it again"
+                )
             try:
                 text = data.decode()
             except UnicodeDecodeError as error:
@@ -71,9 +87,14 @@ class TextFile:
         return chain.from_iterable(self.line_blocks())
 
     def _read_bytes(self) -> Iterator[bytes]:
-        with open(self.path, "rb") as file:
+        with open_regular_file(self.path, name=self.name) as file:
             is_gzip = file.read(2) == GZIP_MAGIC
             file.seek(0)
+            if self.name.lower().endswith(".gz") and not is_gzip and self.size != 0:
+                raise ValueError(
+                    f"{self.name} ends in .gz, but is not gzip: take .gz from its name if it is unpacked "
+                    "already, or copy or download it again"
+                )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if is_gzip else file  # type: ignore[assignment]
             bytes_read = 0
             try:
@@ -107,7 +128,11 @@ class TextFile:
 
 
 def open_text(name: str | os.PathLike[str]) -> TextFile:
-    """The file of that name; "-" is stdin. Pipes, readable only once, are copied to a temporary file."""
+    """The file of that name; "-" is stdin, and /dev/fd/N a pipe that a shell has opened, as for <(command).
+
+    Both can be read only once, so they are copied to a temporary file. Named pipes and devices are refused:
+    to open one may block forever.
+    """
     if str(name) == "-":
         return _spool(getattr(sys.stdin, "buffer", None), "stdin")
     path = Path(name).expanduser()
@@ -123,6 +148,11 @@ def open_text(name: str | os.PathLike[str]) -> TextFile:
         raise IsADirectoryError(f"{name} is a directory: name the files in it ({contents})")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {name}{_suggest_path(path)}")
+    if not str(path).startswith(OPEN_FILES):
+        raise ValueError(
+            f"{name} is {file_kind(path.stat().st_mode)}, not a file that can be read again and again: give "
+            f"a regular file, or - and its content as stdin"
+        )
     with open(path, "rb") as pipe:
         return _spool(pipe, str(name))
 
@@ -150,17 +180,25 @@ def _spool(pipe: IO[bytes] | None, name: str) -> TextFile:
 
 
 def _rechunk(stream: Iterator[bytes], allow_partial_lines: bool) -> Iterator[bytes]:
-    """Cut blocks so that none splits a character nor, unless `allow_partial_lines`, a line."""
+    """Cut blocks so that none splits a character nor, unless `allow_partial_lines`, a line.
+
+    A line beyond MAX_LINE_BYTES is the last block, and not complete.
+    """
     pending: list[bytes] = []
+    pending_bytes = 0
     for data in stream:
         cut = data.rfind(b"\n") + 1
         if not cut and allow_partial_lines:
             cut = data.rfind(b" ") + 1 or _boundary(data)
         if not cut:
             pending.append(data)
+            pending_bytes += len(data)
+            if pending_bytes > MAX_LINE_BYTES:
+                break
             continue
         yield b"".join([*pending, data[:cut]])
         pending = [data[cut:]] if cut < len(data) else []
+        pending_bytes = len(data) - cut
     if pending:
         yield b"".join(pending)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from keepleft.disk.tokenizer_json import parse_tokenizer
+from keepleft.disk.regular_file import read_regular_file
+from keepleft.disk.tokenizer_json import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, parse_tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SOURCE_TOKENIZER_FILE = "source_tokenizer.json"  # where source and target have vocabularies of their own
 TokenizerKind = Literal["bpe", "unigram", "word", "char"]
 TOKENIZER_KINDS = ("bpe", "unigram", "word", "char")
 
@@ -21,6 +25,8 @@ EOS_TOKEN = "</s>"
 UNK_TOKEN = "<unk>"
 MASK_TOKEN = "<mask>"
 SPECIAL_TOKENS = (PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN)
+SCORE_DIGITS = 9  # of unigram pieces
+RARE_CHARACTER_DISTANCE = 1e-4  # between their scores, in the unigram trainer
 SENTINEL_FORMAT = "<extra_id_{}>"
 
 # Letters, digits and punctuation are separate pieces, each with at most one space before it; a line break is
@@ -150,6 +156,8 @@ def train_tokenizer(
             min_frequency=1 if kind == "char" else min_frequency,
         )
     tokenizer.train_from_iterator(texts, trainer)
+    if kind == "unigram":
+        _round_scores(tokenizer, len(all_special))
     if kind in ("word", "char"):
         # "<unk>" may stand in the text, and the trainer would give it a second id
         vocab = tokenizer.get_vocab()
@@ -162,17 +170,48 @@ def train_tokenizer(
     return tokenizer
 
 
+def _round_scores(tokenizer: Tokenizer, num_special: int) -> None:
+    """Make the same unigram model of the same texts.
+
+    The trainer goes through hash tables, in another order each time: its scores differ in the last digits,
+    and rare characters, which get the lowest scores at equal distances, take them in any order.
+    """
+    from tokenizers import models
+
+    model = json.loads(tokenizer.to_str())["model"]
+    pieces = [(piece, round(score, SCORE_DIGITS)) for piece, score in model["vocab"]]
+    learned = sorted(pieces[num_special:], key=lambda entry: (-entry[1], entry[0]))
+    rare: list[int] = []  # the indices of rare characters, the lowest score first
+    score = learned[-1][1]
+    for index in reversed(range(len(learned))):
+        if learned[index][1] - score > 1.01 * RARE_CHARACTER_DISTANCE:
+            break
+        if len(learned[index][0]) == 1:
+            rare.append(index)
+            score = learned[index][1]
+    characters = sorted((learned[index][0] for index in rare), reverse=True)
+    for index, character in zip(rare, characters, strict=True):
+        learned[index] = (character, learned[index][1])
+    tokenizer.model = models.Unigram(
+        [*pieces[:num_special], *learned], model["unk_id"], model["byte_fallback"]
+    )
+
+
 def vocab_size(tokenizer: Tokenizer) -> int:
     """The vocabulary size a model needs: one more than the highest id, since some tokenizers leave gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """A tokenizer.json, or the one in a model directory."""
+def load_tokenizer(path: str | Path, name: str = TOKENIZER_FILE) -> Tokenizer:
+    """A tokenizer file, or the one called `name` in a model directory."""
     path = Path(path)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.exists():
-        raise FileNotFoundError(f"there is no tokenizer {path}")
-    tokenizer = parse_tokenizer(path.read_bytes(), path)
+    is_folder = path.is_dir()
+    file_path = path / name if is_folder else path
+    if not os.path.lexists(file_path):
+        raise FileNotFoundError(f"there is no tokenizer {file_path}")
+    if is_folder:
+        tokenizer = read_tokenizer(path, name)
+    else:
+        tokenizer = parse_tokenizer(read_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES), path)
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from keepleft.disk.regular_file import open_regular_file
+
 PART_SUFFIX = ".part"
+NOT_WRITTEN = "could not be written"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 @contextmanager
@@ -52,11 +56,12 @@ def explain_os_error(description: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO):
+        is_explained = NOT_WRITTEN in str(error.strerror)  # by a block within this one
+        if is_explained or error.errno not in DISK_ERRORS:
             raise
         raise OSError(
             error.errno,
-            f"{description} could not be written ({error.strerror}): free some space, or give another folder",
+            f"{description} {NOT_WRITTEN} ({error.strerror}): free some space, or give another folder",
         ) from error
 
 
@@ -109,7 +114,7 @@ def sync(path: Path) -> None:
 def checksum(path: Path) -> int:
     """CRC-32 of a file, a few megabytes at a time."""
     crc = 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular_file(path) as file:
         while chunk := file.read(1 << 22):
             crc = zlib.crc32(chunk, crc)
     return crc

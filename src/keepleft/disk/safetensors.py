@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from keepleft.disk.atomic import sync
+from keepleft.disk.regular_file import MAX_JSON_BYTES, exists_in, open_file_in, read_file_in, resolve_file_in
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MAX_SHARD_BYTES = 5 << 30
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 CHECKSUMS_KEY = "keepleft.crc32"  # in a file's metadata: the checksum of each tensor
 
 DTYPES = {
@@ -36,22 +38,29 @@ DTYPES = {
 
 
 class SafetensorsFile:
-    """One safetensors file.
+    """One safetensors file of a directory.
 
-    Opening it checks header and size. A tensor that is read in order, from first row to last, is checked
-    against its checksum where the file has one. Raises ValueError for a damaged file.
+    Opening it checks what it is, header and size. A tensor that is read in order, from first row to last, is
+    checked against its checksum where the file has one. Raises ValueError for a damaged file, or one that is
+    not regular.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         from safetensors import SafetensorError, safe_open
 
-        self.path = path
+        self.folder = folder
+        self.name = name
+        self.path = path = folder / name
+        with open_file_in(folder, name) as raw:
+            header_size = int.from_bytes(raw.read(8), "little")
+            header_text = raw.read(header_size) if header_size <= MAX_HEADER_BYTES else b""
         try:
-            with safe_open(path, framework="pt") as file:  # the library's own checks: header, offsets, size
+            if header_size > MAX_HEADER_BYTES:
+                raise ValueError(f"its header claims {header_size:,} bytes; {MAX_HEADER_BYTES:,} are allowed")
+            # the library's own checks: header, offsets, size
+            with safe_open(resolve_file_in(folder, name), framework="pt") as file:
                 metadata = file.metadata() or {}
-            with path.open("rb") as raw:
-                header_size = int.from_bytes(raw.read(8), "little")
-                self.header: dict[str, Any] = json.loads(raw.read(header_size))
+            self.header: dict[str, Any] = json.loads(header_text)
             self.checksums: dict[str, int] = dict(json.loads(metadata.get(CHECKSUMS_KEY, "{}")))
         except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(
@@ -78,12 +87,11 @@ class SafetensorsFile:
         row_bytes = torch.Size(row_shape).numel() * dtype.itemsize
         start, stop = entry["data_offsets"]
         data = bytearray((end - begin) * row_bytes)
-        with self.path.open("rb", buffering=0) as raw:
+        with open_file_in(self.folder, self.name) as raw:
             raw.seek(self.data_start + start + begin * row_bytes)
-            view = memoryview(data)
-            filled = 0
-            while filled < len(data) and (num_read := raw.readinto(view[filled:])):
-                filled += num_read
+            num_read = raw.readinto(data)  # type: ignore[attr-defined]
+        if num_read != len(data):
+            raise ValueError(f"{self.path} was cut short while it was read: load it again once it is written")
         self._verify_checksum(name, data, begin * row_bytes, stop - start)
         if not data:
             return torch.empty(0, *row_shape, dtype=dtype)
@@ -113,21 +121,21 @@ class ShardedDirectory:
 
     def __init__(self, folder: Path) -> None:
         self.files: dict[str, SafetensorsFile] = {}
-        if (folder / INDEX_FILE).exists():
+        if exists_in(folder, INDEX_FILE):
             for shard, names in _read_index(folder).items():
-                if not (folder / shard).exists():
+                if not exists_in(folder, shard):
                     raise ValueError(
                         f"{folder / shard} is missing, though {INDEX_FILE} names it: copy or download it "
                         "again"
                     )
-                file = SafetensorsFile(folder / shard)
+                file = SafetensorsFile(folder, shard)
                 if missing := [name for name in names if name not in file.header]:
                     raise ValueError(
                         f"{folder / shard} lacks {missing[0]!r}, though {INDEX_FILE} promises it there"
                     )
                 self.files |= dict.fromkeys(names, file)
-        elif (folder / SINGLE_FILE).exists():
-            file = SafetensorsFile(folder / SINGLE_FILE)
+        elif exists_in(folder, SINGLE_FILE):
+            file = SafetensorsFile(folder, SINGLE_FILE)
             self.files = dict.fromkeys(file.header, file)
         else:
             raise ValueError(_no_weights_message(folder))
@@ -144,8 +152,9 @@ class ShardedDirectory:
 
 def _read_index(folder: Path) -> dict[str, list[str]]:
     """The names of the tensors in each shard."""
+    content = read_file_in(folder, INDEX_FILE, max_bytes=MAX_JSON_BYTES)
     try:
-        weight_map = json.loads((folder / INDEX_FILE).read_text("utf-8"))["weight_map"]
+        weight_map = json.loads(content.decode())["weight_map"]
         if not isinstance(weight_map, dict):
             raise TypeError("its weight_map is no object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -248,12 +257,28 @@ def _split_into_shards(
 
 
 def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
+    """Write one file: the size of the header, the header, the data; the same tensors give the same bytes.
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    checksums = {
-        name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        for name, tensor in tensors.items()
+    (The safetensors package writes the metadata in another order each time.)
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # all are aligned
+    arrays = {
+        name: tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        for name, tensor in ordered
     }
-    save_file(tensors, path, metadata={"format": "pt", CHECKSUMS_KEY: json.dumps(checksums)})
+    checksums = {name: zlib.crc32(arrays[name].data) for name in tensors}
+    dtype_names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", CHECKSUMS_KEY: json.dumps(checksums)}}
+    offset = 0
+    for name, tensor in ordered:
+        end = offset + tensor.nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": dtype_names[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(array.data)
     sync(path)

@@ -1,11 +1,22 @@
-"""Parse tokenizer.json, without its padding and truncation."""
+"""Read tokenizer.json, without its padding and truncation."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from keepleft.disk.regular_file import read_file_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+def read_tokenizer(folder: Path, name: str = TOKENIZER_FILE) -> Tokenizer:
+    """The tokenizer in a model directory. Raises ValueError if the file is unsafe, too large or not one."""
+    return parse_tokenizer(read_file_in(folder, name, max_bytes=MAX_TOKENIZER_BYTES), folder / name)
 
 
 def parse_tokenizer(content: bytes, source_name: object) -> Tokenizer:

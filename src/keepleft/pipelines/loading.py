@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from keepleft.data.tokenizer import load_tokenizer
+from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, load_tokenizer
 from keepleft.devices import pick_device
-from keepleft.weights.model_directory import AnyModel, load
+from keepleft.disk.regular_file import exists_in
+from keepleft.weights.model_directory import AnyModel, load, resolve_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,19 +26,21 @@ class LoadedModel(NamedTuple):
 def load_for_inference(model_path: str, *, dtype: str = "float32", device: str | None = None) -> LoadedModel:
     """Load a model directory in eval mode, by default on a GPU where there is one.
 
-    int8 prepacks the weights for a CPU. Raises ValueError if there is no tokenizer, or for int8 on another
-    device.
+    `model_path` may also be a name on the hub, as NAME@REVISION to pin a branch, tag or commit. int8 prepacks
+    the weights for a CPU. Raises ValueError if there is no tokenizer, or for int8 on another device.
     """
     device_name = str(pick_device(device))
     if dtype == "int8" and device_name != "cpu":
         raise ValueError(f"int8 is for CPUs, not for {device_name}: give --device cpu, or --dtype bfloat16")
-    model, tokenizer = load(model_path, dtype=DTYPES.get(dtype), device=device_name)
+    path = resolve_model(model_path)
+    model, tokenizer = load(path, dtype=DTYPES.get(dtype), device=device_name)
     if tokenizer is None:
         raise ValueError(f"{model_path} has no tokenizer.json: copy the one that it was trained with into it")
     if dtype == "int8":
         from keepleft.inference.prepack import prepack
 
         model = prepack(model.eval(), "int8")
-    source_path = Path(model_path) / "source_tokenizer.json"
-    source_tokenizer = load_tokenizer(source_path) if source_path.exists() else None
+    source_tokenizer = None
+    if exists_in(path, SOURCE_TOKENIZER_FILE):
+        source_tokenizer = load_tokenizer(path, SOURCE_TOKENIZER_FILE)
     return LoadedModel(model.eval(), tokenizer, source_tokenizer)

@@ -17,10 +17,17 @@ from keepleft.data.prepare import Counts, EncodedField, label_encoder, prepare
 from keepleft.data.sources import RecordSource
 from keepleft.data.statistics import DataReport, profile
 from keepleft.data.token_store import TokenStore, token_dtype
-from keepleft.data.tokenizer import load_tokenizer, special_tokens, train_tokenizer, vocab_size
+from keepleft.data.tokenizer import (
+    SOURCE_TOKENIZER_FILE,
+    load_tokenizer,
+    special_tokens,
+    train_tokenizer,
+    vocab_size,
+)
+from keepleft.disk.regular_file import exists_in
 from keepleft.runs.job import DataConfig, TrainJob
 from keepleft.runs.tasks import TASKS
-from keepleft.weights.model_directory import load
+from keepleft.weights.model_directory import load, resolve_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -146,11 +153,14 @@ def build_tokenizers(
     if config.path is not None or job.init_from is not None:
         if config.path is not None:
             target = load_tokenizer(config.path)
+            folder = Path(config.path)
         else:
-            target = _model_tokenizer(str(job.init_from))
-        source_path = Path(str(config.path or job.init_from)) / "source_tokenizer.json"
-        if config.source_path or source_path.exists():
-            return Tokenizers(target, load_tokenizer(config.source_path or source_path))
+            folder = resolve_model(str(job.init_from))
+            target = _model_tokenizer(folder)
+        if config.source_path:
+            return Tokenizers(target, load_tokenizer(config.source_path))
+        if exists_in(folder, SOURCE_TOKENIZER_FILE):
+            return Tokenizers(target, load_tokenizer(folder, SOURCE_TOKENIZER_FILE))
         return Tokenizers(target, target)
     tags = [tag for _, tag in tagged_sources if tag is not None]
     extra_tokens = [*task.extra_special_tokens, *dict.fromkeys(tags)]
@@ -182,7 +192,7 @@ def build_tokenizers(
     return Tokenizers(tokenizer, tokenizer)
 
 
-def _model_tokenizer(model_path: str) -> Tokenizer:
+def _model_tokenizer(model_path: Path) -> Tokenizer:
     """The tokenizer in a model directory."""
     _, tokenizer = load(model_path, device="meta")
     if tokenizer is None:

@@ -30,13 +30,8 @@ class MetricsLog:
 
     def add(self, report: TrainReport) -> None:
         if self.file is None:
-            path = self.out / METRICS_FILE
-            if path.exists():
-                earlier_lines = [
-                    line for line in path.read_text("utf-8").splitlines() if _line_step(line) <= report.after
-                ]
-                atomic.write_text(path, "".join(line + "\n" for line in earlier_lines))
-            self.file = path.open("a", encoding="utf-8")
+            restore_lines(self.out, report.after, report.resumed_report)
+            self.file = (self.out / METRICS_FILE).open("a", encoding="utf-8")
         self.file.write(json.dumps(report.to_dict()) + "\n")
         self.file.flush()
         if self.tensorboard is not None:
@@ -48,6 +43,21 @@ class MetricsLog:
                 **{f"valid/{key}": value for key, value in report.measures.items()},
             }.items():
                 self.tensorboard.add_scalar(name, value, report.step)
+
+
+def restore_lines(out: Path, step: int, resumed_report: str | None) -> None:
+    """Make metrics.jsonl end where a checkpoint of `step` was saved.
+
+    Later lines are dropped. The line of the checkpoint itself, `resumed_report`, is added if it is missing: a
+    crash came between.
+    """
+    path = out / METRICS_FILE
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    kept_lines = [line for line in lines if _line_step(line) <= step]
+    if resumed_report is not None and _line_step(resumed_report) not in map(_line_step, kept_lines):
+        kept_lines.append(resumed_report)
+    if kept_lines != lines:
+        atomic.write_text(path, "".join(line + "\n" for line in kept_lines))
 
 
 def _line_step(line: str) -> int:

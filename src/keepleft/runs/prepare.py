@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 
 from keepleft.data.prepare import Counts
 from keepleft.data.token_store import TokenStore
-from keepleft.data.tokenizer import vocab_size
+from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, vocab_size
 from keepleft.disk import atomic
 from keepleft.models.build import build
 from keepleft.models.design import ClassificationHead, Design
@@ -19,6 +19,7 @@ from keepleft.models.design import from_json as read_design
 from keepleft.models.design import to_json as write_design
 from keepleft.runs import dataset, defaults
 from keepleft.runs import job as jobs
+from keepleft.runs.data_files import STORE_FOLDER, check_stable, data_fingerprints, store_fingerprints
 from keepleft.runs.dataset import ProgressCallback
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import METRICS_FILE
@@ -26,7 +27,7 @@ from keepleft.runs.tasks import TASKS, objective
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.recipe import CHANGEABLE, Recipe
 from keepleft.training.recipe import from_dict as read_recipe
-from keepleft.weights.model_directory import AnyModel, load
+from keepleft.weights.model_directory import AnyModel, load, pin_revision
 
 CONFIG_FILE = "config.yaml"
 RESOLVED_FILE = "resolved.json"
@@ -44,6 +45,9 @@ class ResolvedJob:
     accumulate: int  # micro-batches in a step, on all devices together
     pad_to_multiple_of: int
     pack: bool
+    init_from: str | None = None  # a name on the hub with the commit that it had, as NAME@COMMIT
+    data_files: dict[str, str] = field(default_factory=dict)  # fingerprints by name
+    store_files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         out = {f.name: getattr(self, f.name) for f in fields(self)} | {
@@ -66,11 +70,13 @@ def prepare_run(
     A resumed run finds them there. Raises ValueError if the data do not suit the job.
     """
     out.mkdir(parents=True, exist_ok=True)
+    pinned_job = replace(job, init_from=job.init_from and pin_revision(job.init_from))
     train_sources = dataset.open_sources(job, job.train)
+    data_files = data_fingerprints(job)
     # a run that never took a step may have left these
-    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, "source_tokenizer.json"):
+    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, SOURCE_TOKENIZER_FILE):
         (out / stale_file).unlink(missing_ok=True)
-    atomic.remove_folder(out / "data")
+    atomic.remove_folder(out / STORE_FOLDER)
     valid_sources = [] if job.valid is None else dataset.open_sources(job, job.valid)
     reports = dataset.profile_sources(train_sources, on_progress)
     for report in reports:
@@ -79,20 +85,20 @@ def prepare_run(
     characters = sum(field.characters.total for field in text_fields)
     labels = dataset.label_names(job, train_sources)
     max_vocab = defaults.vocabulary(job, characters)
-    tokenizers = dataset.build_tokenizers(job, train_sources, max_vocab, on_progress)
+    tokenizers = dataset.build_tokenizers(pinned_job, train_sources, max_vocab, on_progress)
     vocab = vocab_size(tokenizers.target)
     source_vocab = None if tokenizers.joint else vocab_size(tokenizers.source)
     objective(job.task, tokenizers.target)  # raises if special tokens are missing
     max_length = defaults.max_length(job, dataset.typical_length(train_sources, tokenizers))
     atomic.write_text(out / "tokenizer.json", tokenizers.target.to_str(pretty=True))
     if not tokenizers.joint:
-        atomic.write_text(out / "source_tokenizer.json", tokenizers.source.to_str(pretty=True))
+        atomic.write_text(out / SOURCE_TOKENIZER_FILE, tokenizers.source.to_str(pretty=True))
     store, counts = dataset.build_store(
-        job, train_sources, tokenizers, labels, max_length, out / "data" / "train", on_progress
+        job, train_sources, tokenizers, labels, max_length, out / STORE_FOLDER / "train", on_progress
     )
     if valid_sources:
         dataset.build_store(
-            job, valid_sources, tokenizers, labels, max_length, out / "data" / "valid", on_progress
+            job, valid_sources, tokenizers, labels, max_length, out / STORE_FOLDER / "valid", on_progress
         )
     is_running_text = all(source.is_running_text for source, _ in train_sources)
     yield _describe_tokens(store, counts, vocab, max_length, is_running_text)
@@ -101,7 +107,7 @@ def prepare_run(
     micro_tokens, accumulate = _batch_sizes(job, max_length, distributed.world_size)
     design = defaults.design(job, vocab, source_vocab, max_length, len(labels), targets)
     if job.init_from:
-        design = initial_design(job, labels)
+        design = initial_design(pinned_job, labels)
     defaults.check_design(job, design)
     if design.max_positions is not None and max_length > design.max_positions:
         raise ValueError(
@@ -119,7 +125,11 @@ def prepare_run(
         accumulate=accumulate,
         pad_to_multiple_of=job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1),
         pack=_should_pack(job, distributed),
+        init_from=pinned_job.init_from,
+        data_files=data_files,
+        store_files=store_fingerprints(out),
     )
+    check_stable(job, data_files)
     atomic.write_text(out / CONFIG_FILE, jobs.to_yaml(job))
     atomic.write_text(out / RESOLVED_FILE, resolved_job.to_json())
 

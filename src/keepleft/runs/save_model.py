@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from keepleft.data.tokenizer import special_tokens
+from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, special_tokens
 from keepleft.disk import atomic
 from keepleft.runs.dataset import Tokenizers
 from keepleft.runs.tasks import TASKS
@@ -100,7 +100,7 @@ def write_model_directory(
     )
     if not tokenizers.joint:
         source_tokenizer = with_post_processor(tokenizers.source, task)
-        atomic.write_text(folder / "source_tokenizer.json", source_tokenizer.to_str(pretty=True))
+        atomic.write_text(folder / SOURCE_TOKENIZER_FILE, source_tokenizer.to_str(pretty=True))
 
 
 def with_post_processor(tokenizer: Tokenizer, task: str) -> Tokenizer:

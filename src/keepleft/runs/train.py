@@ -23,14 +23,16 @@ from keepleft.data.batches import Batches, BucketedLayout, WindowLayout
 from keepleft.data.packing import PackedLayout
 from keepleft.data.prefetch import PrefetchedBatches
 from keepleft.data.token_store import TokenStore
-from keepleft.data.tokenizer import load_tokenizer
+from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, load_tokenizer
 from keepleft.disk import atomic
+from keepleft.disk.regular_file import exists_in
 from keepleft.evaluation.likelihood import likelihood
 from keepleft.models.transformer import Model
 from keepleft.runs import prepare, save_model
+from keepleft.runs.data_files import STORE_FOLDER, check_unchanged
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
-from keepleft.runs.metrics import MetricsLog, plot_loss
+from keepleft.runs.metrics import MetricsLog, plot_loss, restore_lines
 from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob, apply_changeable, prepare_run
 from keepleft.runs.tasks import objective
 from keepleft.runs.validate import validate_job
@@ -89,7 +91,10 @@ def run_job(
     created_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         validate_job(job)
-        with atomic.lock_folder(out) if distributed.rank == 0 else nullcontext():
+        with (
+            atomic.explain_os_error(f"the run {out}"),
+            atomic.lock_folder(out) if distributed.rank == 0 else nullcontext(),
+        ):
             try:
                 setup = yield from _set_up_training(job, distributed, resume, on_progress)
             except BaseException:
@@ -99,13 +104,14 @@ def run_job(
                         for folder in created_folders[1:]:
                             folder.rmdir()
                 raise
-            yield from _train(job, setup, out, distributed, stop)
+            yield from _train(setup, out, distributed, stop)
     finally:
         distributed.destroy()
 
 
 @dataclass(frozen=True)
 class _TrainingSetup:
+    job: TrainJob  # with the commit of init_from, if that is on the hub
     resolved_job: ResolvedJob
     model: AnyModel
     tokenizers: Tokenizers
@@ -118,13 +124,19 @@ def _set_up_training(
 ) -> Generator[TrainEvent, None, _TrainingSetup]:
     """Prepare the run folder, or read it if the run is resumed, and audit a new model."""
     out = Path(job.out)
-    has_checkpoints = bool(checkpoint.list_checkpoints(out / CHECKPOINTS_FOLDER))
+    has_checkpoints = bool(checkpoint.list_resumable(out / CHECKPOINTS_FOLDER))
     if has_checkpoints and not resume:
         raise ValueError(f"{out} holds a run already: add --resume to go on with it, or give another --out")
-    if distributed.rank == 0 and not (resume and (out / RESOLVED_FILE).exists()):
+    is_prepared = resume and (out / RESOLVED_FILE).exists()
+    if distributed.rank == 0 and not is_prepared:
         yield from prepare_run(job, out, distributed, on_progress)
     distributed.barrier()
     resolved_job = ResolvedJob.from_json((out / RESOLVED_FILE).read_text("utf-8"))
+    if distributed.rank == 0 and is_prepared:
+        yield from check_unchanged(out, resolved_job.data_files, resolved_job.store_files)
+        if not has_checkpoints:
+            yield f"{out / CHECKPOINTS_FOLDER} holds no checkpoint yet: starting from the first step"
+    job = replace(job, init_from=resolved_job.init_from or job.init_from)
     if resume:
         resolved_job = apply_changeable(resolved_job, job)
     tokenizers = _load_tokenizers(out)
@@ -149,7 +161,7 @@ def _set_up_training(
             )
         if job.audit and not has_checkpoints:
             yield audit_before_training(model)
-    return _TrainingSetup(resolved_job, model, tokenizers, batches, valid)
+    return _TrainingSetup(job, resolved_job, model, tokenizers, batches, valid)
 
 
 def audit_before_training(model: Model) -> str:
@@ -194,9 +206,10 @@ def _describe_validation(job: TrainJob, batches: Batches, valid: Batches | None)
 
 
 def _load_tokenizers(out: Path) -> Tokenizers:
-    target = load_tokenizer(out / "tokenizer.json")
-    source_path = out / "source_tokenizer.json"
-    return Tokenizers(target, load_tokenizer(source_path) if source_path.exists() else target)
+    target = load_tokenizer(out)
+    if exists_in(out, SOURCE_TOKENIZER_FILE):
+        return Tokenizers(target, load_tokenizer(out, SOURCE_TOKENIZER_FILE))
+    return Tokenizers(target, target)
 
 
 def _make_batches(
@@ -212,10 +225,10 @@ def _make_batches(
     """
     batch_objective = objective(job.task, tokenizers.target)
     field = batch_objective.fields[0]
-    store = TokenStore.open(out / "data" / "train")
+    store = TokenStore.open(out / STORE_FOLDER / "train")
     heldout: TokenStore | None = None
-    if (out / "data" / "valid").exists():
-        heldout = TokenStore.open(out / "data" / "valid")
+    if (out / STORE_FOLDER / "valid").exists():
+        heldout = TokenStore.open(out / STORE_FOLDER / "valid")
     elif job.is_running_text:
         head, tail = store.split_tail(min(HOLDOUT_FRACTION, MAX_HELDOUT_TOKENS / len(store[field].tokens)))
         if len(tail[field].tokens) > resolved_job.max_length:
@@ -248,9 +261,10 @@ def _make_batches(
 
 
 def _train(
-    job: TrainJob, setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
+    setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
 ) -> Iterator[TrainEvent]:
     """Train, log the reports, and write the model directory unless `stop` ended the run."""
+    job = setup.job
     resolved_job = setup.resolved_job
     tokenizers = setup.tokenizers
     batches = setup.batches
@@ -313,6 +327,8 @@ def _save_result(
     newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
     assert newest is not None
     _, state, _ = newest
+    if already_finished:
+        restore_lines(out, state["step"], state.get("report"))
     model = prepare.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
     description = save_model.select_weights(
         model, out / CHECKPOINTS_FOLDER, state["best_step"], job.average_last

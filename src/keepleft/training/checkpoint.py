@@ -2,6 +2,7 @@
 
 step-00001000/state.json             numbers, and the size and checksum of every other file; written last
 step-00001000/tensors.safetensors    weights, optimizer state, EMA; sharded (FSDP), one file for each process
+timed/step-00001234/                 the latest that was saved by the clock; gone after the next one by steps
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from keepleft.disk import atomic
+from keepleft.disk.regular_file import MAX_JSON_BYTES, read_file_in
 
 STATE_FILE = "state.json"
 TENSORS_FILE = "tensors.safetensors"
+TIMED_FOLDER = "timed"
 
 TensorType = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
 
@@ -62,7 +65,7 @@ def save(
 def _explain_errors(directory: Path) -> Iterator[None]:
     """Errors while writing become an OSError that names the checkpoint and the remedy."""
     message = lambda reason: (
-        f"the checkpoint {directory} could not be written ({reason}): free some space or give another "
+        f"the checkpoint {directory} {atomic.NOT_WRITTEN} ({reason}): free some space or give another "
         "folder; earlier checkpoints are untouched"
     )
     try:
@@ -145,7 +148,7 @@ def _encode_state(state: Mapping[str, Any]) -> bytes:
 def read_state(directory: Path) -> dict[str, Any]:
     """The state of a checkpoint, after every byte of it was verified. Raises ValueError if it is damaged."""
     try:
-        raw = (directory / STATE_FILE).read_bytes()
+        raw = read_file_in(directory, STATE_FILE, max_bytes=MAX_JSON_BYTES)
         state: dict[str, Any] = json.loads(raw)["state"]
         if _encode_state(state) != raw:
             raise ValueError(f"{STATE_FILE} has changed since it was written")
@@ -219,6 +222,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(directories, key=_step_number, reverse=True)
 
 
+def list_resumable(folder: Path) -> list[Path]:
+    """The checkpoints below a folder, those saved by the clock included, the newest first."""
+    directories = list_checkpoints(folder) + list_checkpoints(folder / TIMED_FOLDER)
+    return sorted(directories, key=_step_number, reverse=True)
+
+
+def remove_timed(folder: Path) -> None:
+    """Remove the checkpoint that was saved by the clock, once there is a newer one."""
+    atomic.remove_folder(folder / TIMED_FOLDER)
+    shutil.rmtree(folder / f"{TIMED_FOLDER}.gone", ignore_errors=True)  # a crash may have left it
+
+
 def _step_number(directory: Path) -> int:
     return int(directory.name[5:])
 
@@ -229,7 +244,7 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
     Raises ValueError if all are damaged: starting anew would overwrite them.
     """
     errors: list[str] = []
-    for directory in list_checkpoints(folder):
+    for directory in list_resumable(folder):
         try:
             return directory, read_state(directory), errors
         except ValueError as error:

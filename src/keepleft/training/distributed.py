@@ -99,9 +99,15 @@ class DistributedContext:
 
     def any_rank(self, value: bool) -> bool:
         """Whether the value is true in any process."""
+        (out,) = self.any_rank_each(value)
+        return out
+
+    def any_rank_each(self, *values: bool) -> tuple[bool, ...]:
+        """Of each value, whether it is true in any process."""
         if self.world_size == 1:
-            return value
-        return bool(self.all_reduce(torch.tensor(float(value), device=self.device)) > 0)
+            return values
+        counts = self.all_reduce(torch.tensor([float(value) for value in values], device=self.device))
+        return tuple(count > 0 for count in counts.tolist())
 
     def destroy(self) -> None:
         """Leave the process group."""

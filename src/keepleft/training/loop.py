@@ -36,6 +36,7 @@ METRICS_KEYS = {
     "mfu": "share",
     "early_stopped": "tired",
 }
+UNEQUAL_KEYS = ("speed", "share", "notes")  # of metrics.jsonl, in which equal runs differ
 
 
 @runtime_checkable
@@ -68,6 +69,7 @@ class TrainReport:
     notes: list[str] = field(default_factory=list)
     early_stopped: bool = False  # `patience` evaluations in a row were no better: training stops
     last: bool = False  # there will be no further report
+    resumed_report: str | None = None  # that of the checkpoint resumed from, as a line of metrics.jsonl
 
     def to_dict(self) -> dict[str, Any]:
         """As a line of metrics.jsonl, without what is absent."""
@@ -75,8 +77,12 @@ class TrainReport:
         return {
             METRICS_KEYS.get(name, name): value
             for name, value in asdict(self).items()
-            if not is_absent(value)
+            if not is_absent(value) and name != "resumed_report"
         }
+
+    def to_timeless_line(self) -> str:
+        """As a line of metrics.jsonl, without what differs between equal runs."""
+        return json.dumps({name: value for name, value in self.to_dict().items() if name not in UNEQUAL_KEYS})
 
 
 @dataclass
@@ -127,7 +133,35 @@ class _Interval:
     stats: list[Tensor] = field(default_factory=list)  # (4,) of each step, as in TrainStep.collect_stats
     batch_ids: list[str] = field(default_factory=list)  # of the first micro-batch of each step
     num_targets: int = 0
+    untimed_targets: int = 0  # of them, those before the run was resumed
     flops: float = 0.0
+
+    def state(self, distributed: DistributedContext) -> dict[str, Any] | None:
+        """For a checkpoint between two reports: the steps so far, of all processes together."""
+        if not self.stats:
+            return None
+        stats = distributed.all_reduce(torch.stack(self.stats))
+        return {
+            "first_step": self.first_step,
+            "stats": stats.double().tolist(),
+            "dtype": str(stats.dtype).removeprefix("torch."),
+            "batch_ids": self.batch_ids,
+            "num_targets": self.num_targets,
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any], distributed: DistributedContext) -> _Interval:
+        dtype = getattr(torch, state["dtype"])
+        stats = torch.tensor(state["stats"], dtype=dtype, device=distributed.device)
+        if distributed.rank:  # the first process has the sums
+            stats.zero_()
+        return cls(
+            int(state["first_step"]),
+            stats=list(stats),
+            batch_ids=list(state["batch_ids"]),
+            num_targets=int(state["num_targets"]),
+            untimed_targets=int(state["num_targets"]),
+        )
 
 
 def train(
@@ -168,11 +202,33 @@ def train(
     train_state = _TrainState(model, train_step.optimizers, train_step.ema)
     folder = None if folder is None else Path(folder)
     stored_metadata = json.loads(json.dumps(dict(metadata or {})))  # as it is read back: tuples become lists
-    notes = [] if folder is None else _resume(train_state, folder, recipe, stored_metadata, distributed)
+    notes: list[str] = []
+    interval = _Interval(0)
+    resumed_report: str | None = None
+    if folder is not None and (resumed := _resume(train_state, folder, recipe, stored_metadata, distributed)):
+        notes = resumed.notes
+        interval = resumed.interval
+        resumed_report = resumed.report
     out_of_patience = recipe.patience is not None and train_state.evals_since_best >= recipe.patience
     if train_state.step >= recipe.steps or out_of_patience:
         return
-    interval = _Interval(train_state.step)
+    save_time = time.monotonic()  # of the last checkpoint
+
+    def save(
+        *, report: str | None = None, interval: dict[str, Any] | None = None, timed: bool = False
+    ) -> None:
+        assert folder is not None
+        _save_checkpoint(
+            train_state,
+            folder,
+            recipe,
+            stored_metadata,
+            distributed,
+            report=report,
+            interval=interval,
+            timed=timed,
+        )
+
     for cursor, micro_batches in batch_order.steps(train_state.cursor):
         lr = learning_rate(recipe, train_state.step)
         total_targets = _total_targets(micro_batches, distributed)
@@ -190,13 +246,22 @@ def train(
         train_state.step += 1
         train_state.cursor = (cursor[0], cursor[1])
         done = train_state.step >= recipe.steps
-        stopping = done or distributed.any_rank(stop())
+        is_late = recipe.save_minutes > 0 and time.monotonic() - save_time >= 60 * recipe.save_minutes
+        stop_requested, timed_save = distributed.any_rank_each(
+            stop(), folder is not None and distributed.rank == 0 and is_late
+        )
+        stopping = done or stop_requested
         due = lambda every: every is not None and train_state.step % every == 0
         if not (stopping or due(recipe.log_every) or due(recipe.eval_every) or due(recipe.save_every)):
+            if timed_save:
+                save(interval=interval.state(distributed), timed=True)
+                save_time = time.monotonic()
             continue
         dtype = torch.bfloat16 if train_step.mixed_precision else torch.float32
         report = _make_report(train_state, interval, lr, notes, distributed, dtype)
+        report.resumed_report = resumed_report
         notes = []
+        resumed_report = None
         if measure is not None and (done or due(recipe.eval_every)):
             report.measures = _evaluate(train_state, measure, distributed, train_step.loss_module)
             report.best = _update_best(train_state, recipe, report.measures, distributed)
@@ -207,9 +272,14 @@ def train(
                 )
             report.early_stopped = out_of_patience and not done
             stopping = stopping or out_of_patience
-        if folder is not None and (stopping or due(recipe.save_every) or report.best):
-            report.saved = str(_save_checkpoint(train_state, folder, recipe, stored_metadata, distributed))
         report.last = stopping
+        if folder is not None and (stopping or due(recipe.save_every) or report.best):
+            report.saved = str(checkpoint.step_folder(folder, train_state.step))
+            save(report=report.to_timeless_line())
+            save_time = time.monotonic()
+        elif timed_save:
+            save(report=report.to_timeless_line(), timed=True)
+            save_time = time.monotonic()
         if (done or report.early_stopped) and train_state.ema is not None:
             train_state.ema.copy_to_model()  # the weights themselves are in the checkpoint, to resume from
         yield report
@@ -250,7 +320,7 @@ def _make_report(
         lr=lr,
         grad_norm=float(stats[-1, 3]),
         tokens=interval.num_targets,
-        tokens_per_second=interval.num_targets / seconds,
+        tokens_per_second=(interval.num_targets - interval.untimed_targets) / seconds,
         mfu=interval.flops / seconds / peak_flops if peak_flops else None,
         notes=notes,
     )
@@ -339,7 +409,16 @@ def _save_checkpoint(
     recipe: Recipe,
     metadata: dict[str, Any],
     distributed: DistributedContext,
-) -> Path:
+    *,
+    report: str | None = None,
+    interval: dict[str, Any] | None = None,
+    timed: bool = False,
+) -> None:
+    """Save a checkpoint, with the report of its step, or with the interval since the last report.
+
+    One that is `timed` is no part of the schedule: it lies elsewhere, until the next one of the schedule.
+    """
+    save_folder = folder / checkpoint.TIMED_FOLDER if timed else folder
     failure: OSError | None = None
     if distributed.rank == 0 or distributed.strategy == "fsdp":
         state = {
@@ -348,26 +427,39 @@ def _save_checkpoint(
             "about": metadata,
             "world": distributed.world_size,
             "torch": str(torch.__version__),
+            "report": report,
+            "interval": interval,
         }
         try:
             checkpoint.save(
-                folder,
+                save_folder,
                 train_state.step,
                 train_state.tensors(),
                 state,
                 rank=distributed.rank,
                 sharded=distributed.strategy == "fsdp",
             )
-            if distributed.rank == 0:
+            if distributed.rank == 0 and timed:
+                checkpoint.prune(save_folder, train_state.step, 1, None)
+            elif distributed.rank == 0:
                 checkpoint.prune(folder, train_state.step, recipe.keep_checkpoints, train_state.best_step)
+                checkpoint.remove_timed(folder)
         except OSError as error:
             failure = error
-    directory = checkpoint.step_folder(folder, train_state.step)
+    directory = checkpoint.step_folder(save_folder, train_state.step)
     if distributed.any_rank(failure is not None):  # all wait here for the first process
         raise failure or OSError(
             f"the checkpoint {directory} could not be written by another process: see what it says"
         )
-    return directory
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """What a checkpoint held besides the state of training."""
+
+    notes: list[str]  # from which checkpoint, and which are damaged
+    interval: _Interval
+    report: str | None
 
 
 def _resume(
@@ -376,14 +468,14 @@ def _resume(
     recipe: Recipe,
     metadata: dict[str, Any],
     distributed: DistributedContext,
-) -> list[str]:
-    """Load the newest undamaged checkpoint, if there is one. Returns notes: from which, and what is damaged.
+) -> _Resumed | None:
+    """Load the newest undamaged checkpoint, if there is one.
 
     Raises ValueError if the recipe, the metadata or the model has changed.
     """
     newest = checkpoint.latest(folder)
     if newest is None:
-        return []
+        return None
     directory, state, errors = newest
     stored_recipe = read_recipe(state["recipe"])
     stored_metadata = state["about"]
@@ -407,11 +499,17 @@ def _resume(
     train_state.restore(state)
     if distributed.rank == 0 and not errors:  # a crash between saving and pruning leaves one too many
         checkpoint.prune(folder, train_state.step, recipe.keep_checkpoints, train_state.best_step)
+        if directory.parent == folder:
+            checkpoint.remove_timed(folder)
     if recipe.metric != stored_recipe.metric:
         train_state.best = None
         train_state.best_step = None
         train_state.evals_since_best = 0
-    return [
+    notes = [
         *(f"{message}; going on from {directory.name}" for message in errors),
         f"going on from {directory.name}",
     ]
+    interval = _Interval(train_state.step)
+    if (interval_state := state.get("interval")) is not None:
+        interval = _Interval.restore(interval_state, distributed)
+    return _Resumed(notes, interval, state.get("report"))

@@ -14,6 +14,7 @@ CHANGEABLE = (  # fields that may change when a run is resumed
     "log_every",
     "eval_every",
     "save_every",
+    "save_minutes",
     "keep_checkpoints",
     "metric",
     "patience",
@@ -53,6 +54,8 @@ class Recipe:
             of the steps)
         save_every: steps between checkpoints; if not given, only at the end (`keepleft train` takes a tenth
             of the steps)
+        save_minutes: minutes after which a checkpoint is saved between those of save_every, so that a crash
+            loses no more; it replaces the one before, and influences no result; 0: none
         keep_checkpoints: how many of the latest checkpoints to keep; the best one is kept besides
         metric: the metric that the best checkpoint is chosen by
         patience: early stopping after this many evaluations without a better one; if not given, never
@@ -78,6 +81,7 @@ class Recipe:
     log_every: int = 10
     eval_every: int | None = None
     save_every: int | None = None
+    save_minutes: float = 10.0
     keep_checkpoints: int = 3
     metric: str = "loss"
     patience: int | None = None
@@ -95,7 +99,17 @@ class Recipe:
         checks.check_number("lr", self.lr, above=0)
         for name, allowed in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
             checks.check_choice(name, getattr(self, name), allowed)
-        numbers = ("min_lr_ratio", "decay", "label_smoothing", "ema_decay", "weight_decay", "max_grad_norm")
+        if self.save_minutes < 0:
+            raise ValueError(f"save_minutes is {self.save_minutes}: it must be at least 0")
+        numbers = (
+            "save_minutes",
+            "min_lr_ratio",
+            "decay",
+            "label_smoothing",
+            "ema_decay",
+            "weight_decay",
+            "max_grad_norm",
+        )
         for name in numbers:
             checks.check_number(name, getattr(self, name))
         for name in ("min_lr_ratio", "decay"):

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keepleft.disk.regular_file import open_regular_file
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32  # of the tensors
@@ -33,7 +35,7 @@ class TensorInfo(NamedTuple):
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Metadata and tensors by name. Tensors are read from the file when they are accessed."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = Cursor(mapped)
     if mapped[cursor.advance(4) : 4] != MAGIC:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from keepleft.disk import safetensors
-from keepleft.disk.tokenizer_json import parse_tokenizer
+from keepleft.disk.regular_file import MAX_JSON_BYTES, exists_in, read_file_in, snapshot_commit
+from keepleft.disk.tokenizer_json import TOKENIZER_FILE, read_tokenizer
 from keepleft.models.build import build_empty, materialize
 from keepleft.models.design import ClassificationHead, Design, PoolingHead, from_json, to_json
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 NATIVE_MODEL_TYPE = "keepleft"  # "model_type" of a design that no published family can express
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+MAX_CHAT_TEMPLATE_BYTES = 1 << 20
+HUB_FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
 
 
 def load(
@@ -32,19 +38,21 @@ def load(
     device: str | torch.device = "cpu",
     head: Any = ...,
     ignore: Iterable[str] = (),
+    revision: str | None = None,
 ) -> tuple[AnyModel, Tokenizer | None]:
     """A model in evaluation mode, and its tokenizer if it has one.
 
-    `name_or_path` is a model directory, a GGUF file, or a name on the Hugging Face hub. Weights are float32
-    unless `dtype` says otherwise. `head` replaces the head by one without weights of its own (None, or
-    PoolingHead("mean")). `ignore` names fields of the configuration to ignore.
+    `name_or_path` is a model directory, a GGUF file, or a name on the Hugging Face hub, of which `revision`
+    (or NAME@REVISION) pins a branch, tag or commit. Weights are float32 unless `dtype` says otherwise. `head`
+    replaces the head by one without weights of its own (None, or PoolingHead("mean")). `ignore` names fields
+    of the configuration to ignore.
     """
-    folder = _resolve_path(name_or_path)
+    folder = resolve_model(name_or_path, revision)
     if folder.suffix == ".gguf" and not folder.is_dir():
         from keepleft.weights import gguf
 
         return gguf.load(folder, dtype=dtype or torch.float32, device=torch.device(device))
-    config = _read_json(folder / "config.json")
+    config = _read_json(folder, safetensors.CONFIG_FILE)
     source = safetensors.ShardedDirectory(folder)
     design, rules, prefix = _resolve_design(config, source, folder, ignore)
     if head is not ...:
@@ -56,11 +64,11 @@ def load(
     model.notes = {
         name: value for name, value in config.items() if name in PASSTHROUGH_KEYS or name == "model_type"
     }
-    if (folder / "generation_config.json").exists():
-        model.notes["generation"] = _read_json(folder / "generation_config.json")
+    if exists_in(folder, GENERATION_CONFIG_FILE):
+        model.notes["generation"] = _read_json(folder, GENERATION_CONFIG_FILE)
     if (template := _read_chat_template(folder)) is not None:
         model.notes["chat_template"] = template
-    return model, _read_tokenizer(folder)
+    return model, read_tokenizer(folder) if exists_in(folder, TOKENIZER_FILE) else None
 
 
 def load_weights(
@@ -168,10 +176,14 @@ def _prefix(family: Family, config: dict[str, Any]) -> str:
 
 def _apply_pooling_config(design: Design, folder: Path) -> Design:
     """Sentence encoders have their pooling in a file of its own."""
-    path = folder / "1_Pooling" / "config.json"
-    if not path.exists() or design.decoder is not None or not isinstance(design.head, PoolingHead | None):
+    name = "1_Pooling/config.json"
+    if (
+        not exists_in(folder, name)
+        or design.decoder is not None
+        or not isinstance(design.head, PoolingHead | None)
+    ):
         return design
-    config = _read_json(path)
+    config = _read_json(folder, name)
     modes = {
         "pooling_mode_mean_tokens": "mean",
         "pooling_mode_cls_token": "first",
@@ -183,15 +195,25 @@ def _apply_pooling_config(design: Design, folder: Path) -> Design:
     )
     if len(selected) != 1 or unsupported:
         raise ValueError(
-            f"{path} asks for {selected + unsupported}: one of mean, first and last token is understood"
+            f"{folder / name} asks for {selected + unsupported}: one of mean, first and last token is "
+            "understood"
         )
-    modules = _read_json(folder / "modules.json", list) if (folder / "modules.json").exists() else []
+    modules = _read_json(folder, "modules.json", list) if exists_in(folder, "modules.json") else []
     normalized = any(str(module.get("type", "")).endswith("Normalize") for module in modules)
     return design.but(head=PoolingHead(selected[0], unit=normalized))  # type: ignore[arg-type]
 
 
-def _resolve_path(name_or_path: str | Path) -> Path:
+def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The directory or GGUF file of a model; a name on the hub is downloaded, or found in the hub's cache.
+
+    `revision`, or what follows an @ in NAME@REVISION, is a branch, a tag or a commit of a name on the hub.
+    """
     path = Path(name_or_path)
+    if revision is not None and path.exists():
+        raise ValueError(
+            f"the revision {revision!r} was asked for, but {path} is on this machine: a revision belongs to "
+            "a name on the hub; leave it out"
+        )
     if path.is_dir() or path.suffix == ".gguf":
         if not path.exists():
             raise FileNotFoundError(f"there is no file {path}")
@@ -200,8 +222,14 @@ def _resolve_path(name_or_path: str | Path) -> Path:
         if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
             raise ValueError(safetensors.pickle_message(path))
         raise ValueError(f"{path} is a file: name the directory that holds it and its config.json")
-    if str(name_or_path).count("/") != 1 or str(name_or_path).startswith((".", "/", "~")):
+    name, at_sign, name_revision = str(name_or_path).partition("@")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no model directory {name_or_path}")
+    if revision is not None and at_sign and revision != name_revision:
+        raise ValueError(
+            f"{name_or_path} names the revision {name_revision!r}, and {revision!r} was asked for: give one"
+        )
+    revision = revision or name_revision or None
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -209,15 +237,27 @@ def _resolve_path(name_or_path: str | Path) -> Path:
             f"there is no directory {name_or_path}, and to fetch a model of that name from the hub you need "
             "pip install 'keepleft[hub]'"
         ) from error
-    patterns = ["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
     try:
         # none of these files is code; which model to trust is the user's choice
-        folder = snapshot_download(str(name_or_path), allow_patterns=patterns)  # nosec B615
-        return Path(folder)
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=HUB_FILE_PATTERNS)  # nosec B615
+        )
     except Exception as error:  # its own, its HTTP client's or the system's
+        with_revision = f" and revision {revision!r}" if revision else ""
         raise FileNotFoundError(
-            f"there is no directory {name_or_path}, and the hub gives no model of that name: {error}"
+            f"there is no directory {name_or_path}, and the hub gives no model of that name{with_revision}: "
+            f"{error}"
         ) from error
+
+
+def pin_revision(name_or_path: str, revision: str | None = None) -> str:
+    """NAME@COMMIT for a name on the hub, where the commit is known; a path as it is."""
+    folder = resolve_model(name_or_path, revision)
+    if Path(name_or_path).exists():
+        return name_or_path
+    name, _, name_revision = name_or_path.partition("@")
+    commit = snapshot_commit(folder) or revision or name_revision
+    return f"{name}@{commit}" if commit else name
 
 
 def _suggest_location(path: Path) -> str:
@@ -228,12 +268,13 @@ def _suggest_location(path: Path) -> str:
     return f"is {path.parent} a model directory?"
 
 
-def _read_json(path: Path, expected_type: type = dict) -> Any:
+def _read_json(folder: Path, name: str, expected_type: type = dict) -> Any:
+    path = folder / name
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = json.loads(read_file_in(folder, name, max_bytes=MAX_JSON_BYTES).decode())
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} is missing: {_suggest_location(path)}") from error
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, expected_type):
         expected = "an object" if expected_type is dict else "a list"
@@ -243,20 +284,25 @@ def _read_json(path: Path, expected_type: type = dict) -> Any:
 
 def _read_chat_template(folder: Path) -> str | None:
     """The chat template: a file of its own, or one or several templates in tokenizer_config.json."""
-    if (folder / "chat_template.jinja").exists():
-        return (folder / "chat_template.jinja").read_text("utf-8")
-    if not (folder / "tokenizer_config.json").exists():
+    if exists_in(folder, CHAT_TEMPLATE_FILE):
+        content = read_file_in(folder, CHAT_TEMPLATE_FILE, max_bytes=MAX_CHAT_TEMPLATE_BYTES)
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{folder / CHAT_TEMPLATE_FILE} is not UTF-8 text: {error}") from error
+    if not exists_in(folder, TOKENIZER_CONFIG_FILE):
         return None
-    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    template = _read_json(folder, TOKENIZER_CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
         templates = {
             entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
         }
         template = templates.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    if not (folder / "tokenizer.json").exists():
+    if not isinstance(template, str):
         return None
-    return parse_tokenizer((folder / "tokenizer.json").read_bytes(), folder / "tokenizer.json")
+    if len(template) > MAX_CHAT_TEMPLATE_BYTES:
+        raise ValueError(
+            f"the chat template in {folder / TOKENIZER_CONFIG_FILE} has {len(template):,} characters, and at "
+            f"most {MAX_CHAT_TEMPLATE_BYTES:,} are read: copy or download it again"
+        )
+    return template
