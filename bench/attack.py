@@ -347,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=80.0, help="seconds after which an attack is given up"
     )
-    options = parse_arguments(parser, argv, scale=0.002, seconds=0.5)
+    options = parse_arguments(parser, argv, scale=0.002, seconds=0.2)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
     rows = []

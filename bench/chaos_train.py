@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--full-disks", type=int, default=10)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    options = parse_arguments(parser, argv, kills=2, full_disks=1, steps=12)
+    options = parse_arguments(parser, argv, kills=1, full_disks=1, steps=6)
     root = Path(tempfile.mkdtemp(prefix="keepleft-chaos-"))
     try:
         lab = Lab(root, options.steps, options.seed)

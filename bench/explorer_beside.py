@@ -161,7 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if options.smoke:
             make_model(Path(folder))
-        for name, (path, body) in neighbours(*sizes).items():
+        selected = list(neighbours(*sizes).items())[: 1 if options.smoke else None]
+        for name, (path, body) in selected:
             samples = [
                 measure(
                     options.model or folder,

@@ -22,7 +22,7 @@ FILES = sorted(path.stem for path in BENCH.glob("*.py"))
 
 # what to add to --smoke; "{tmp}" is a temporary folder
 SMOKE_RUNS: dict[str, list[str]] = {
-    "attack": [],
+    "attack": ["--only", "million"],
     "attention_backends_gpu": ["--device", "cpu"],
     "attention_memory": [],
     "audit_gpu": ["--device", "cpu"],
@@ -43,7 +43,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "race_forward": [],
     "race_serve_cpu": [],
     "race_serve_gpu": ["--device", "cpu", "--static"],
-    "fairness": ["--only", "20 clients with 16 beams", "scores"],
+    "fairness": ["--only", "8 clients with 16 scores", "scores"],
     "soak": [],
     "time_to_first_token": ["--device", "cpu"],
 }
