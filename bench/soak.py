@@ -1,8 +1,9 @@
 """A server under load for a long time: does its memory stay flat, and does every request come to an end?
 
-A small model of random weights, and clients of every kind: completions, streams that are abandoned, beams,
-several completions, regular expressions, invalid requests. The server's memory is read every few seconds;
-after a warm-up of a fifth of the time it may grow by no more than a given number of MiB.
+A small model of random weights, and clients of two API keys and of every kind: completions, streams that are
+abandoned, beams, several completions, regular expressions, embeddings, scores, attention maps, questions of
+the explorer, invalid requests; some leave before they have a response. The server's memory is read every few
+seconds; after a warm-up of a fifth of the time it may grow by no more than a given number of MiB.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from command_line import make_parser, parse_arguments
 from peak_memory import status_bytes
 from report import write_json
 
+KEYS = ("first-key", "second-key")
 WORDS = "the sea is calm and a ship sails on while old men mend their nets by the wall".split()
 
 
@@ -46,6 +49,21 @@ def make_model(folder: Path) -> None:
     )
     model.notes = {"bos_token_id": 0, "eos_token_id": 1}
     kl.save(model, tokenizer, folder)
+
+
+def random_errand(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A request that generates nothing: its path and body."""
+    text = " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))
+    return rng.choice(
+        [
+            ("/v1/embeddings", {"input": [text] * rng.randint(1, 8)}),
+            ("/v1/score", {"input": [text] * rng.randint(1, 4)}),
+            ("/v1/completions", {"prompt": text, "echo": True, "logprobs": 2, "max_tokens": 1}),
+            ("/v1/attention", {"input": text[:60], "layers": ["decoder.0.self"]}),
+            ("/explore/next_token", {"text": text[:60]}),
+            ("/v1/embeddings", {"input": []}),
+        ]
+    )
 
 
 def random_request(rng: random.Random) -> dict[str, Any]:
@@ -75,7 +93,15 @@ def random_request(rng: random.Random) -> dict[str, Any]:
 async def run_client(http: Any, rng: random.Random, stop_at: float, outcomes: Counter[str]) -> None:
     while time.monotonic() < stop_at:
         request = random_request(rng)
-        if rng.random() < 0.3:
+        kind = rng.random()
+        if kind < 0.2:
+            path, body = random_errand(rng)
+            try:
+                async with asyncio.timeout(0.02 if rng.random() < 0.2 else 60):
+                    outcomes[f"errand {(await http.post(path, json=body)).status_code}"] += 1
+            except TimeoutError:
+                outcomes["errand abandoned"] += 1
+        elif kind < 0.45:
             async with http.stream("POST", "/v1/completions", json=request | {"stream": True}) as response:
                 abandon = rng.random() < 0.5
                 async for _ in response.aiter_lines():
@@ -97,9 +123,22 @@ async def run_load(
     sizes: list[float] = []
     started = time.monotonic()
     stop_at = started + seconds
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+    async with AsyncExitStack() as stack:
+        tenants = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(
+                    base_url=f"http://127.0.0.1:{port}",
+                    timeout=60,
+                    headers={"authorization": f"Bearer {key}"},
+                )
+            )
+            for key in KEYS
+        ]
+        http = tenants[0]
         tasks = [
-            asyncio.create_task(run_client(http, random.Random(number), stop_at, outcomes))
+            asyncio.create_task(
+                run_client(tenants[number % len(tenants)], random.Random(number), stop_at, outcomes)
+            )
             for number in range(clients)
         ]
         while not sizes or time.monotonic() < stop_at:
@@ -128,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(parser, argv, minutes=0.03, clients=4, growth=1e4)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
+        key_file = Path(folder) / "keys.txt"
+        key_file.write_text(f"{KEYS[0]} operator\n{KEYS[1]}\n")
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -141,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "error",
                 "--kv-cache-memory",
                 "0.02",
+                "--api-key-file",
+                str(key_file),
             ],
             stderr=subprocess.PIPE,
             text=True,

@@ -67,7 +67,7 @@ class Driver:
 )
 def test_a_small_caller_gets_a_row_at_once_beside_greedy_ones(options):
     driver = Driver(ContinuousBatchingEngine(build_model("gpt2"), max_num_seqs=12, pages=400, page_size=8))
-    requests = {n: generate(GREEDY, 40, **options) for n in range(30)}
+    requests = {n: generate(GREEDY, 24, **options) for n in range(16)}
     for n, request in requests.items():
         driver.submit(n, request)
     driver.run(5)
