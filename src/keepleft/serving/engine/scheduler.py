@@ -26,7 +26,7 @@ AnyRequest = TypeVar("AnyRequest", bound=ScheduledRequest)
 PREFILL_SHARE = 1.0  # seconds of prefill for each second of the decode step that it delays
 HEAVY_SHARE = 1.0  # seconds of decoding for heavy keys for each second of a light one
 MIN_SLICE_SECONDS = 0.02  # of prefill beside decode steps that are shorter
-MIN_CHUNK_SIZE = 16  # tokens of prompts that a step prefills in any case
+MIN_CHUNK_SIZE = 8  # tokens of prompts that a step prefills in any case
 DETERMINISTIC_CHUNK_SIZE = 128  # of prompts whose chunks must not depend on anything else
 RESERVED_FRACTION = 1 / 8  # of the pages, kept from requests whose pages cannot be taken back
 LIGHT_LAG = BURST / 2  # a key that was served so much less than another goes before it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 SMOOTHING = 0.3  # weight of the newest measurement
 
@@ -34,14 +35,15 @@ class StepTimer:
     def prefill_tokens(self, seconds: float, minimum: int, maximum: int) -> int:
         """How many tokens can be prefilled in so many seconds.
 
-        A number that was never tried is tried once all smaller ones turned out to be quick enough.
+        A number that was never tried is tried once the one before it turned out to be quick enough.
         """
         num_tokens = minimum
-        while 2 * num_tokens <= maximum and self.prefill_seconds.get(_bucket(num_tokens), 0.0) <= seconds:
-            if self.prefill_seconds.get(_bucket(2 * num_tokens), 0.0) > seconds:
+        while num_tokens < maximum and self.prefill_seconds.get(_bucket(num_tokens), inf) <= seconds:
+            larger = min(2 * num_tokens, maximum)
+            if self.prefill_seconds.get(_bucket(larger), 0.0) > seconds:
                 break
-            num_tokens *= 2
-        return maximum if 2 * num_tokens > maximum else num_tokens
+            num_tokens = larger
+        return num_tokens
 
     def estimate_decode(self, num_rows: int) -> float:
         """Seconds of a decode step of so many rows; 0.0 for none, or before the first step."""
