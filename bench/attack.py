@@ -14,7 +14,6 @@ import json
 import os
 import re
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from child_process import child_process
 from command_line import make_parser, parse_arguments
 from peak_memory import status_bytes
 from report import environment, print_table, write_json
@@ -282,22 +282,14 @@ def serve(folder: Path, descriptors: int | None, log: Path) -> Iterator[tuple[in
     if descriptors is not None:
         command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
     path = os.environ.get("PYTHONPATH", str(ROOT / "src"))
-    with log.open("w") as stderr:
-        child = subprocess.Popen(command, stderr=stderr, env={**os.environ, "PYTHONPATH": path})
-    try:
+    environ = {**os.environ, "PYTHONPATH": path}
+    with log.open("w") as stderr, child_process(command, stderr=stderr, env=environ) as child:
         end = time.monotonic() + 120
         while not (ready := re.search(r"127\.0\.0\.1:(\d+)/v1", log.read_text())):
             if child.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.1)
         yield int(ready[1]), child.pid
-    finally:
-        child.terminate()
-        try:
-            child.wait(20)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait(20)
 
 
 def run_attack(attack: Attack, target: Target, pid: int, log: Path) -> dict[str, Any]:

@@ -18,18 +18,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from child_process import child_process
 from command_line import make_parser, parse_arguments
 from report import environment, print_table, write_json
 from soak import make_model
 
 Request = tuple[str, dict[str, Any]]  # path and body
+Measure = Callable[..., Awaitable[tuple[list[float], Counter[str]]]]  # takes a load
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0
 SETTLE_SECONDS = 1.0  # between the start of the greedy clients and the first measurement
@@ -104,23 +107,13 @@ def serve(model: str, arguments: Sequence[str]) -> Iterator[str]:
         key_file = Path(folder) / "keys.txt"
         key_file.write_text("small-key\ngreedy-key\n")
         command = [sys.executable, "-m", "keepleft", "serve", model, "--port", "0", "--log-level", "error"]
-        process = subprocess.Popen(
+        with child_process(
             [*command, "--api-key-file", str(key_file), *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )
-        try:
+        ) as process:
             yield _wait_for_address(process)
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
-            assert process.stderr is not None
-            process.stderr.close()
 
 
 def _wait_for_address(process: subprocess.Popen[str]) -> str:
@@ -204,29 +197,25 @@ async def measure(address: str, options: Any) -> dict[str, list[dict[str, Any]]]
     limits = httpx.Limits(max_connections=400, max_keepalive_connections=400)
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as http:
         await time_small_caller(http, None, 3)  # warm up
-        small_rows = []
-        if "small" in options.parts:
-            alone, _ = await time_small_caller(http, None, options.repeats)
-            small_rows.append(_row("alone", alone, alone, Counter()))
-            for name, load in select(small_caller_loads(options.tokens), options.only):
-                seconds, statuses = await time_small_caller(http, load, options.repeats)
-                small_rows.append(_row(name, seconds, alone, statuses))
-                _tell(small_rows[-1])
-                await asyncio.sleep(SETTLE_SECONDS)
-        stream_rows = []
-        if "stream" in options.parts:
-            alone, _ = await time_stream(http, None, options.stream_tokens)
-            stream_rows.append(_row("alone", alone, alone, Counter()))
-            for name, load in select(stream_loads(options.prompt_tokens), options.only):
-                gaps, statuses = await time_stream(http, load, options.stream_tokens)
-                stream_rows.append(_row(name, gaps, alone, statuses))
-                _tell(stream_rows[-1])
-                await asyncio.sleep(SETTLE_SECONDS)
-    return {"small caller": small_rows, "stream": stream_rows}
+        small_caller = partial(time_small_caller, http, repeats=options.repeats)
+        stream = partial(time_stream, http, tokens=options.stream_tokens)
+        parts = {
+            "small": (small_caller, select(small_caller_loads(options.tokens), options.only)),
+            "stream": (stream, select(stream_loads(options.prompt_tokens), options.only)),
+        }
+        return {name: await measure_part(*parts[name]) for name in options.parts}
 
 
-def _tell(row: dict[str, Any]) -> None:
-    print(f"  {row['beside']}: {row['times alone (median)']:.1f}", file=sys.stderr, flush=True)
+async def measure_part(measure_one: Measure, loads: list[tuple[str, Load]]) -> list[dict[str, Any]]:
+    """A row alone, and one beside each load."""
+    alone, _ = await measure_one(load=None)
+    rows = [_row("alone", alone, alone, Counter())]
+    for name, load in loads:
+        seconds, statuses = await measure_one(load=load)
+        rows.append(_row(name, seconds, alone, statuses))
+        print(f"  {name}: {rows[-1]['times alone (median)']:.1f}", file=sys.stderr, flush=True)
+        await asyncio.sleep(SETTLE_SECONDS)
+    return rows
 
 
 def _row(name: str, seconds: list[float], alone: list[float], statuses: Counter[str]) -> dict[str, Any]:
@@ -262,10 +251,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             make_model(Path(folder))
         with serve(options.model or folder, arguments) as address:
             tables = asyncio.run(measure(address, options))
-    if tables["small caller"]:
-        print_table("A request of 10 tokens", tables["small caller"])
-    if tables["stream"]:
-        print_table("The chunks of a stream", tables["stream"])
+    titles = {"small": "A request of 10 tokens", "stream": "The chunks of a stream"}
+    for name, rows in tables.items():
+        print_table(titles[name], rows)
     write_json(options.json, {"environment": environment(), **tables})
     return 0
 

@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from child_process import child_process
 from command_line import make_parser, parse_arguments
 from report import environment, print_table, write_json
 
@@ -191,17 +192,9 @@ def server_process(engine_name: str, folder: Path, threads: int, clients: int) -
     """The port of a server in a process of its own."""
     command = [sys.executable, __file__, "--serve", engine_name, str(folder)]
     command += ["--threads", str(threads), "--clients", str(clients)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    try:
+    with child_process(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
         yield int(child.stdout.readline())
-    finally:
-        child.terminate()
-        try:
-            child.wait(15)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 @contextmanager

@@ -53,6 +53,7 @@ IN_A_PROCESS = {"audit_zoo"}  # it forks, which is safe only where no other thre
 RUN_BY = {
     "attention_workloads": "attention_backends_gpu",
     "backend_parity": "attention_backends_gpu",
+    "child_process": "fairness",
     "command_line": "race_attend",
     "ctranslate2_weights": "race_decode_cpu",
     "direct_kernels": "attention_backends_gpu",

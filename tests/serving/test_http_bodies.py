@@ -20,6 +20,7 @@ from keepleft.serving.http.json_body import check_counts, parse_json
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
 from keepleft.serving.http.schemas import requests
+from keepleft.serving.http.service import VALIDATION_THREADS
 from serving.test_http_misbehaving_clients import request, wait_until
 from serving.tiny_services import client, decoder, running, talker
 
@@ -214,13 +215,11 @@ def test_a_body_whose_client_has_left_is_not_validated(monkeypatch):
 
     monkeypatch.setattr(validated_route, "validate_body", validate_slowly)
     with running(decoder()) as (port, _, server):
-        data = [
-            request({"prompt": "a" * (20_000 + n)}) for n in range(validated_route.VALIDATION_THREADS + 1)
-        ]
+        data = [request({"prompt": "a" * (20_000 + n)}) for n in range(VALIDATION_THREADS + 1)]
         clients = [socket.create_connection(("127.0.0.1", port), 30) for _ in data]
         for n, client in enumerate(clients):
             client.sendall(data[n])
-            wait_until(lambda n=n: len(sizes) == min(n + 1, validated_route.VALIDATION_THREADS))
+            wait_until(lambda n=n: len(sizes) == min(n + 1, VALIDATION_THREADS))
         wait_until(lambda: len(server.server_state.connections) == len(clients))
         time.sleep(0.2)  # the last body waits for a thread
         for client in clients:
@@ -228,7 +227,7 @@ def test_a_body_whose_client_has_left_is_not_validated(monkeypatch):
         wait_until(lambda: not server.server_state.tasks)
         unblocked.set()
         time.sleep(0.2)
-    assert len(sizes) == validated_route.VALIDATION_THREADS
+    assert len(sizes) == VALIDATION_THREADS
 
 
 def test_rows_of_tokens_are_counted_and_must_not_be_empty():

@@ -149,11 +149,7 @@ class PagedRunner:
         tokens, segments = self._pad_tokens(sources)
         x, positions, grid = self.model.embed_source(tokens, segments=segments)
         encoder = self.model.encoder
-        run_layer = encoder.layer_runner(x, positions, [grid] * len(encoder.masks))
-        for n in range(len(encoder.layers)):
-            x = run_layer(n, x)
-            yield
-        return encoder.norm(x), segments
+        return (yield from encoder.layer_by_layer(x, positions, [grid] * len(encoder.masks))), segments
 
     @torch.no_grad()
     def store_sources(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -99,6 +99,16 @@ class LayerStack(nn.Module):
             return layer(x, sights[mask_index], rotary, kv_write, cross_input)
 
         return run_layer
+
+    def layer_by_layer(
+        self, x: Tensor, positions: Tensor, grids: list[Grid]
+    ) -> Generator[None, None, Tensor]:
+        """Run the layers and yield after each; returns what `forward` returns."""
+        run_layer = self.layer_runner(x, positions, grids)
+        for n in range(len(self.layers)):
+            x = run_layer(n, x)
+            yield
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
         """The sight of a layer's self-attention, with the relative position bias where the design has one."""

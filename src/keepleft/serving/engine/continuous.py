@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from keepleft.inference.paged_runner import PagedRunner
-from keepleft.models.design import ClassificationHead, Design
+from keepleft.models.design import Design
 from keepleft.models.transformer import CausalModel
-from keepleft.serving.engine.prompt_reader import PromptReader
+from keepleft.serving.engine.prompt_reader import PromptReader, check_prompt_request
 from keepleft.serving.engine.request import (
     Events,
     FinishEvent,
@@ -115,10 +115,7 @@ class ContinuousBatchingEngine:
 
     def _validate_prompt(self, request: PromptRequest) -> None:
         design = self.model.design
-        if not request.tokens:
-            raise ValueError("there are no tokens: give at least one")
-        if request.task == "classify" and not isinstance(design.head, ClassificationHead):
-            raise ValueError("this model has no labels: train one with --task classify")
+        check_prompt_request(request, design)
         if request.task == "score" and self.is_encoder_decoder and not request.source:
             raise ValueError("an encoder-decoder scores a text for its source: give one")
         max_length = max(len(request.tokens), len(request.source))

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.batch import pad_batch
-from keepleft.models.design import ClassificationHead
 from keepleft.models.transformer import Encoder
 from keepleft.pipelines.predictor import label_probabilities, pool_hidden_states
 from keepleft.serving.engine.fair_queue import FairQueue
+from keepleft.serving.engine.prompt_reader import check_prompt_request
 from keepleft.serving.engine.request import (
     Events,
     FinishEvent,
@@ -61,11 +61,8 @@ class EncoderEngine:
         design = self.model.design
         if not isinstance(request, PromptRequest) or request.task == "score":
             raise ValueError("this model is an encoder and writes no text: ask for embeddings or labels")
-        if request.task == "classify" and not isinstance(design.head, ClassificationHead):
-            raise ValueError("this model has no labels: train one with --task classify")
+        check_prompt_request(request, design)
         num_tokens = len(request.tokens)
-        if not num_tokens:
-            raise ValueError("there are no tokens: give at least one")
         if design.max_positions is not None and num_tokens > design.max_positions:
             raise ValueError(
                 f"the text has {num_tokens} tokens, and the model reads {design.max_positions}: shorten it"
@@ -141,11 +138,8 @@ class EncoderEngine:
         tokens, segments = pad_batch(rows, model.token.weight.device, left=False)
         positions, grid = model.layout("tokens", tokens, None, segments)
         x = model.embed(model.token, tokens, positions)
-        run_layer = model.encoder.layer_runner(x, positions, [grid] * len(model.encoder.masks))
-        for n in range(len(model.encoder.layers)):
-            x = run_layer(n, x)
-            yield
-        return model.encoder.norm(x), segments
+        encoder = model.encoder
+        return (yield from encoder.layer_by_layer(x, positions, [grid] * len(encoder.masks))), segments
 
     @torch.no_grad()
     def _results(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.score import ScoredToken, score_logits
+from keepleft.models.design import ClassificationHead, Design
 from keepleft.models.transformer import Model
 from keepleft.pipelines.predictor import label_probabilities, pool_hidden_states
 from keepleft.serving.engine.request import FinishEvent, PromptRequest, PromptResult, RequestHandle
@@ -15,7 +16,6 @@ from keepleft.serving.engine.scheduled_request import ScheduledRequest
 class PromptReader(ScheduledRequest):
     """One row, no sampling: it has finished once its tokens are read."""
 
-    decodes = False
     uses_prefix_cache = False  # what is cached has keys and values, but no hidden states
 
     def __init__(self, handle: RequestHandle, model: Model) -> None:
@@ -64,3 +64,11 @@ class PromptReader(ScheduledRequest):
     def preempt(self) -> None:
         self.hidden_states = []
         self.scored_tokens = []
+
+
+def check_prompt_request(request: PromptRequest, design: Design) -> None:
+    """Raise ValueError for a request without tokens, and for labels that the model does not have."""
+    if not request.tokens:
+        raise ValueError("there are no tokens: give at least one")
+    if request.task == "classify" and not isinstance(design.head, ClassificationHead):
+        raise ValueError("this model has no labels: train one with --task classify")

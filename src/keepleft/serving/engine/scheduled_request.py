@@ -13,7 +13,6 @@ class ScheduledRequest:
     encoder-decoder encodes before them; `max_slots`: KV slots that the request can need.
     """
 
-    decodes = True  # False: it has finished once its inputs are read
     uses_prefix_cache = True
 
     def __init__(

@@ -76,8 +76,6 @@ class Scheduler:
         self.paused: dict[ScheduledRequest, None] = {}  # those of the waiting that hold pages
         self.running: dict[ScheduledRequest, None] = {}  # an ordered set, by admission
         self.pending: dict[ScheduledRequest, None] = {}  # those of them that are not read to their end
-        self.num_running_rows = 0
-        self.num_pending_rows = 0
         self.rows_by_tenant: Counter[Tenant] = Counter()  # of the running
         self.decodes_in_turns = False  # in this step not everybody decodes
         self.newly_paused: list[ScheduledRequest] = []
@@ -89,6 +87,10 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.running or len(self.waiting))
+
+    @property
+    def num_running_rows(self) -> int:
+        return self.rows_by_tenant.total()
 
     def check_fits(self, num_rows: int, num_slots: int, num_source_tokens: int) -> None:
         """Raise ValueError for a request that would not fit even if it ran alone."""
@@ -145,10 +147,8 @@ class Scheduler:
         handle = scheduled.handle
         handle.started_at = handle.started_at or time.monotonic()
         self.running[scheduled] = None
-        self.num_running_rows += scheduled.num_rows
         self.rows_by_tenant[scheduled.tenant] += scheduled.num_rows
         self.pending[scheduled] = None
-        self.num_pending_rows += scheduled.num_rows
         if not resumed:
             self.waiting.charge(scheduled.tenant, scheduled.num_pending + len(scheduled.source))
 
@@ -171,22 +171,16 @@ class Scheduler:
 
     def _leave_batch(self, scheduled: ScheduledRequest) -> None:
         del self.running[scheduled]
-        self._settle(scheduled)
-        self.num_running_rows -= scheduled.num_rows
+        self.pending.pop(scheduled, None)
         self.rows_by_tenant[scheduled.tenant] -= scheduled.num_rows
         if not self.rows_by_tenant[scheduled.tenant]:
             del self.rows_by_tenant[scheduled.tenant]
-
-    def _settle(self, scheduled: ScheduledRequest) -> None:
-        if scheduled in self.pending:
-            del self.pending[scheduled]
-            self.num_pending_rows -= scheduled.num_rows
 
     def settle(self) -> list[ScheduledRequest]:
         """The requests that are now read to their end: they decode, or have finished."""
         ready = [scheduled for scheduled in self.pending if scheduled.is_ready]
         for scheduled in ready:
-            self._settle(scheduled)
+            del self.pending[scheduled]
         return ready
 
     def clear(self) -> None:
@@ -338,7 +332,7 @@ class Scheduler:
 
     def slice_seconds(self) -> float | None:
         """Seconds that work other than decoding may take in this step; None if nobody decodes."""
-        num_rows = self.num_running_rows - self.num_pending_rows
+        num_rows = self.num_running_rows - sum(scheduled.num_rows for scheduled in self.pending)
         if not num_rows or not self.slices_by_time:
             return None
         return max(MIN_SLICE_SECONDS, PREFILL_SHARE * self.timer.estimate_decode(num_rows))

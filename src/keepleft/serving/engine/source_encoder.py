@@ -39,17 +39,15 @@ class SourceEncoding:
                     return False
         except StopIteration as finished:
             encoder_output, segments = finished.value
-        wanted = [n for n, scheduled in enumerate(self.batch) if is_wanted(scheduled)]
-        for n in wanted:
-            scheduled = self.batch[n]
+        rest = []
+        for n, scheduled in enumerate(self.batch):
+            if not is_wanted(scheduled):
+                continue
             if isinstance(scheduled, PromptReader) and scheduled.wants_encoder_output:
                 scheduled.add_chunk(0, encoder_output[n, : len(scheduled.source)])
                 scheduled.page_table.num_source_tokens = len(scheduled.source)
-        rest = [
-            n
-            for n in wanted
-            if not (isinstance(self.batch[n], PromptReader) and self.batch[n].wants_encoder_output)  # type: ignore[attr-defined]
-        ]
+            else:
+                rest.append(n)
         if rest:
             self.runner.store_sources(
                 [self.batch[n].page_table for n in rest],

@@ -28,6 +28,7 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import SandboxPool
 
 Result = TypeVar("Result")
+VALIDATION_THREADS = 2  # bounds the memory that large bodies take while they are parsed
 PREPARATION_THREADS = 16  # for tokenizing and other work without the model
 SANDBOXES = 2  # processes for grammars, and as many for chat templates
 MAX_WAITING_GRAMMARS = 16  # grammars of one key that wait to be compiled; more get 429
@@ -66,6 +67,7 @@ class Service:
         self.engine_thread = EngineThread(
             engine, max_requests=limits.requests, max_prompts=limits.texts, on_events=deliver_to_loops
         )
+        self.validation = FairExecutor(VALIDATION_THREADS, "keepleft validating")
         self.preparation = FairExecutor(PREPARATION_THREADS, "keepleft preparing")
         # a pool of its own for each purpose: a template that hangs holds up chats, and nothing else
         self.grammars = FairExecutor(SANDBOXES, "keepleft grammars", max_waiting=MAX_WAITING_GRAMMARS)
@@ -174,7 +176,13 @@ class Service:
         finally:
             if self.explorer_process is not None:
                 self.explorer_process.close()
-            for executor in (self.explorer_thread, self.preparation, self.grammars, self.templates):
+            for executor in (
+                self.explorer_thread,
+                self.validation,
+                self.preparation,
+                self.grammars,
+                self.templates,
+            ):
                 executor.shutdown()
             self.grammar_sandboxes.close()
             self.template_sandboxes.close()

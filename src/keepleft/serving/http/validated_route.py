@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from keepleft.serving.engine.request import Tenant
 from keepleft.serving.http.json_body import parse_json
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
 
 MIN_BYTES_FOR_THREAD = 1 << 13  # a smaller body is validated faster than it is handed to a thread
-VALIDATION_THREADS = 2  # bounds the memory that large bodies take while they are parsed
 
 
 class ValidatedRequest(Request):
@@ -37,9 +36,9 @@ class ValidatedRequest(Request):
         return self.value
 
 
-def validated_route(limits: Limits) -> type[APIRoute]:
+def validated_route(service: Service) -> type[APIRoute]:
     """The class of routes for a router. FastAPI itself would parse and validate on the event loop."""
-    threads = ThreadPoolExecutor(VALIDATION_THREADS, "keepleft validating")
+    limits = service.limits
 
     class ValidatedRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -54,7 +53,7 @@ def validated_route(limits: Limits) -> type[APIRoute]:
                 if len(body) < MIN_BYTES_FOR_THREAD:
                     value = validate()
                 else:  # skipped if the client leaves before a thread is free
-                    validated = asyncio.get_running_loop().run_in_executor(threads, validate)
+                    validated = service.validation.run(Tenant(request.state.tenant), validate)
                     value = await until_disconnect(request, limits, validated)
                 return await handle(ValidatedRequest(request.scope, request.receive, value))
 

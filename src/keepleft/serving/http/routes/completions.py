@@ -42,7 +42,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 def routes(service: Service, log: Log) -> APIRouter:
-    router = APIRouter(route_class=validated_route(service.limits))
+    router = APIRouter(route_class=validated_route(service))
 
     @router.post(
         "/v1/completions",

@@ -23,7 +23,7 @@ PAGE_HEADERS = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-contr
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter(route_class=validated_route(service.limits))
+    router = APIRouter(route_class=validated_route(service))
 
     @router.get("/", include_in_schema=False)
     async def home() -> Response:

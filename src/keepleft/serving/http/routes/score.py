@@ -26,7 +26,7 @@ from keepleft.serving.http.validated_route import validated_route
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter(route_class=validated_route(service.limits))
+    router = APIRouter(route_class=validated_route(service))
 
     @router.post(
         "/v1/score", tags=["keepleft"], summary="Log-probabilities of texts", **response_docs(ScoreResponse)

@@ -29,7 +29,7 @@ from keepleft.serving.http.validated_route import validated_route
 
 
 def routes(service: Service) -> APIRouter:
-    router = APIRouter(route_class=validated_route(service.limits))
+    router = APIRouter(route_class=validated_route(service))
 
     @router.post(
         "/v1/translate",
