@@ -45,6 +45,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "race_serve_gpu": ["--device", "cpu", "--static"],
     "fairness": ["--only", "8 clients with 16 scores", "scores"],
     "soak": [],
+    "threads": [],
     "time_to_first_token": ["--device", "cpu"],
 }
 IN_A_PROCESS = {"audit_zoo"}  # it forks, which is safe only where no other threads run

@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.predict import classify, fill, score
     from keepleft.cli.serve import serve
     from keepleft.cli.show import show
+    from keepleft.cli.threads import configure_threads
     from keepleft.cli.train import train_model
 
     commands: dict[str, Callable[..., int]] = {
@@ -51,8 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"keepleft: {explain_usage_error(str(error), parser, arguments)}", file=sys.stderr)
         return 2
     command = commands[parsed.subcommand]
+    values = vars(parsed[parsed.subcommand])
     try:
-        return command(**command_arguments(command, vars(parsed[parsed.subcommand]), explicit_options))
+        configure_threads(values["threads"])
+        return command(**command_arguments(command, values, explicit_options))
     except KeyboardInterrupt:
         print("keepleft: stopped", file=sys.stderr)
         return 130

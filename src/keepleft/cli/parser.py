@@ -1,7 +1,8 @@
 """The argument parser, built from the signatures and docstrings of the commands.
 
 A parameter without a default is positional; one whose default is False is a switch; a tuple of integers takes
-several values. Five parameters have a meaning of their own:
+several values. Every command has --threads, whether it has such a parameter or not. Five parameters have a
+meaning of their own:
 
 - inputs: all positional arguments of the command
 - flags: a dataclass, each field an option of the command
@@ -39,6 +40,7 @@ INPUTS_USAGE = {
     "audit": "[MODEL]",
     "show": "MODEL [TEXT]",
 }
+THREADS_HELP = "CPU threads at most; if not given, as many as there are cores for this process"
 DEFAULT_INPUTS_USAGE = "MODEL [TEXT ...]"
 
 
@@ -82,13 +84,15 @@ def command_arguments(
     """The keyword arguments of a command from the values that were parsed."""
     arguments = {f"{name}_" if iskeyword(name) else name: value for name, value in values.items()}
     arguments.pop("config", None)
+    if "threads" not in signature(command).parameters:
+        del arguments["threads"]
     for parameter in DATACLASS_PARAMETERS:
         if parameter in signature(command).parameters:
             dataclass = get_type_hints(command)[parameter]
             names = [field.name for field in fields(dataclass)]
             arguments[parameter] = dataclass(**{name: arguments.pop(name) for name in names})
     if "explicit_options" in signature(command).parameters:
-        arguments["explicit_options"] = frozenset(explicit_options)
+        arguments["explicit_options"] = frozenset(explicit_options) - {"threads"}
     return arguments
 
 
@@ -144,6 +148,8 @@ def _command_parser(name: str, command: Callable[..., int]) -> ArgumentParser:
         _add_parameters(parser, get_type_hints(command)["flags"])
     if "options" in parameters:
         add_generation_flags(parser)
+    if "threads" not in parameters:
+        parser.add_argument("--threads", type=int | None, default=None, help=THREADS_HELP)
     _spell_with_hyphens(parser)
     positionals = []
     for action in parser._actions:

@@ -115,8 +115,6 @@ def serve(
         raise ValueError(f"--shutdown-timeout is {shutdown_timeout}: give seconds, or 0 for no wait")
     if not 0 <= port < 65_536:
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
-    if threads is not None and threads < 1:
-        raise ValueError(f"--threads is {threads}: give at least one, or leave it out")
     check_folders(runs=runs, compare=compare)
     api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
     max_descriptors = raise_descriptor_limit()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from keepleft.cgroup import free_memory
 from keepleft.models.build import count_parameters
 from keepleft.models.transformer import CausalModel, Encoder, Model
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine, resolve_max_length
@@ -64,7 +64,8 @@ def plan_capacity(
     if kv_cache_memory is not None:
         available_bytes = kv_cache_memory * GIB
     else:
-        available_bytes = MEMORY_FRACTION[device_type] * free_memory(device_type)
+        free_bytes = torch.cuda.mem_get_info()[0] if device_type == "cuda" else free_memory()
+        available_bytes = MEMORY_FRACTION[device_type] * free_bytes
     num_pools = 2 if model.design.is_encoder_decoder else 1
     max_length = resolve_max_length(model.design, max_model_len)
     max_pages = max_num_seqs * -(-max_length // page_size)  # more could never be filled
@@ -82,13 +83,6 @@ def plan_capacity(
         prefill_chunk_size=PREFILL_CHUNK_SIZE[device_type],
         bytes_per_token=bytes_per_token,
     )
-
-
-def free_memory(device_type: str) -> int:
-    """Free memory of a device, in bytes."""
-    if device_type == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def best_threads(model: Model) -> int:
