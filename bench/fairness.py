@@ -2,14 +2,15 @@
 
 A server with two API keys. The greedy key has many clients, each of which sends its next request as soon as
 it has a response. The small one sends a short request now and then, or reads one stream. Both are measured
-alone first: the ratio is what the others cost. The model is tiny unless --model names another, such as
-SmolLM2-135M-Instruct.
+alone first: the ratio is what the others cost. The greedy clients have a process of their own
+(greedy_clients.py), so that their work does not count as latency of the server; it still takes time of the
+same cores. The model is tiny unless --model names another, such as SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
+import json
 import os
 import re
 import statistics
@@ -18,37 +19,32 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
+from http.client import HTTPConnection
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from child_process import child_process
 from command_line import make_parser, parse_arguments
+from greedy_clients import GreedyClients, Load
 from report import environment, print_table, write_json
 from soak import make_model
 
-Request = tuple[str, dict[str, Any]]  # path and body
-Measure = Callable[..., Awaitable[tuple[list[float], Counter[str]]]]  # takes a load
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0
 SETTLE_SECONDS = 1.0  # between the start of the greedy clients and the first measurement
-names = itertools.count()
+PAUSE_SECONDS = 0.05  # between two requests of the small caller
+Measurement = tuple[list[float], GreedyClients]
 
 
-class Load(NamedTuple):
-    """What the greedy key does: so many clients, each with such requests."""
-
-    clients: int
-    request: Callable[[], Request]
-
-
-def completion(tokens: int, **fields: Any) -> Request:
-    body = {"prompt": "a ship sails on", "max_tokens": tokens, "min_new_tokens": tokens, **fields}
-    return "/v1/completions", body
+def completion(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": "a ship sails on", "max_tokens": tokens, "min_new_tokens": tokens, **fields}
 
 
 def words(count: int) -> str:
@@ -56,42 +52,32 @@ def words(count: int) -> str:
 
 
 def small_caller_loads(tokens: int) -> dict[str, Load]:
+    completions = partial(Load, path="/v1/completions")
+    explorer_question = {"text": "the sea", "num_beams": 8, "max_new_tokens": 20}
     return {
-        "60 clients": Load(60, lambda: completion(tokens)),
-        "120 clients": Load(120, lambda: completion(tokens)),
-        "300 clients": Load(300, lambda: completion(tokens)),
-        "20 clients with 16 beams": Load(20, lambda: completion(tokens, num_beams=16, temperature=0)),
-        "120 clients, a new user each time": Load(
-            120, lambda: completion(tokens, user=f"user {next(names)}")
-        ),
-        "8 clients with 64 embeddings": Load(8, lambda: ("/v1/embeddings", {"input": [words(80)] * 64})),
-        "8 clients with 16 scores": Load(8, lambda: ("/v1/score", {"input": [words(80)] * 16})),
-        "4 clients with grammars": Load(4, lambda: completion(8, regex=f"[a-z]{{8,{9 + next(names) % 99}}}")),
-        "4 clients in the explorer": Load(
-            4, lambda: ("/explore/beam", {"text": "the sea", "num_beams": 8, "max_new_tokens": 20})
-        ),
+        "60 clients": completions(60, body=completion(tokens)),
+        "120 clients": completions(120, body=completion(tokens)),
+        "300 clients": completions(300, body=completion(tokens)),
+        "20 clients with 16 beams": completions(20, body=completion(tokens, num_beams=16, temperature=0)),
+        "120 clients, a new user each time": completions(120, body=completion(tokens, user="user #")),
+        "8 clients with 64 embeddings": Load(8, "/v1/embeddings", {"input": [words(80)] * 64}),
+        "8 clients with 16 scores": Load(8, "/v1/score", {"input": [words(80)] * 16}),
+        "4 clients with grammars": completions(4, body=completion(8, regex="[a-z]{8,#}")),
+        "4 clients in the explorer": Load(4, "/explore/beam", explorer_question),
     }
 
 
 def stream_loads(tokens: int) -> dict[str, Load]:
     """Each of them one client, with requests of up to `tokens` tokens."""
+    prompt = list(range(100, 100 + tokens))
+    echo = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1}
     return {
-        "embeddings of 8 texts": Load(
-            1, lambda: ("/v1/embeddings", {"input": [list(range(100, 100 + tokens // 4))] * 8})
-        ),
-        "scores": Load(1, lambda: ("/v1/score", {"input": words(tokens)})),
-        "echo with logprobs": Load(
-            1,
-            lambda: (
-                "/v1/completions",
-                {"prompt": list(range(100, 100 + tokens)), "echo": True, "logprobs": 1, "max_tokens": 1},
-            ),
-        ),
-        "long prompts": Load(
-            1, lambda: ("/v1/completions", {"prompt": list(range(100, 100 + tokens)), "max_tokens": 2})
-        ),
+        "embeddings of 8 texts": Load(1, "/v1/embeddings", {"input": [prompt[: tokens // 4]] * 8}),
+        "scores": Load(1, "/v1/score", {"input": words(tokens)}),
+        "echo with logprobs": Load(1, "/v1/completions", echo),
+        "long prompts": Load(1, "/v1/completions", {"prompt": prompt, "max_tokens": 2}),
         "beam search in the explorer": Load(
-            1, lambda: ("/explore/beam", {"text": "the sea", "num_beams": 8, "max_new_tokens": 20})
+            1, "/explore/beam", {"text": "the sea", "num_beams": 8, "max_new_tokens": 20}
         ),
     }
 
@@ -107,11 +93,12 @@ def serve(model: str, arguments: Sequence[str]) -> Iterator[str]:
         key_file = Path(folder) / "keys.txt"
         key_file.write_text("small-key\ngreedy-key\n")
         command = [sys.executable, "-m", "keepleft", "serve", model, "--port", "0", "--log-level", "error"]
+        path = os.environ.get("PYTHONPATH", str(ROOT / "src"))
         with child_process(
             [*command, "--api-key-file", str(key_file), *arguments],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "PYTHONPATH": path},
         ) as process:
             yield _wait_for_address(process)
 
@@ -125,101 +112,79 @@ def _wait_for_address(process: subprocess.Popen[str]) -> str:
     raise RuntimeError("the server did not start")
 
 
-@asynccontextmanager
-async def greedy_clients(http: Any, load: Load | None) -> AsyncIterator[Counter[str]]:
-    """Run the clients of a load; the statuses of their responses."""
-    statuses: Counter[str] = Counter()
-
-    async def run_client(load: Load) -> None:
-        while True:
-            path, body = load.request()
-            response = await http.post(path, json=body, headers={"authorization": "Bearer greedy-key"})
-            statuses[str(response.status_code)] += 1
-            if response.status_code == 429:
-                await asyncio.sleep(0.2)
-
-    tasks = [asyncio.create_task(run_client(load)) for _ in range(load.clients)] if load else []
-    if tasks:
-        await asyncio.sleep(SETTLE_SECONDS)
-    try:
-        yield statuses
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def request_as_small_key(address: str, body: dict[str, Any]) -> HTTPConnection:
+    """Send a completion request; the connection has its response."""
+    url = urlsplit(address)
+    connection = HTTPConnection(url.hostname or "", url.port, timeout=600)
+    headers = {"authorization": "Bearer small-key", "content-type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    return connection
 
 
-async def time_small_caller(http: Any, load: Load | None, repeats: int) -> tuple[list[float], Counter[str]]:
-    """Seconds of each of the small key's requests, one after the other."""
-    path, body = completion(10, temperature=0)
+def time_small_caller(address: str, load: Load | None, repeats: int) -> Measurement:
+    """Seconds of each of the small key's requests, one after the other, each over a new connection."""
     seconds = []
-    async with greedy_clients(http, load) as statuses:
+    failures: Counter[str] = Counter()
+    with GreedyClients(address, "greedy-key", load) as clients:
+        clients.start()
+        time.sleep(SETTLE_SECONDS)
         for _ in range(repeats):
             start = time.perf_counter()
-            response = await http.post(path, json=body, headers={"authorization": "Bearer small-key"})
+            with closing(request_as_small_key(address, completion(10, temperature=0))) as connection:
+                response = connection.getresponse()
+                response.read()
             seconds.append(time.perf_counter() - start)
-            if response.status_code != 200:
-                statuses[f"small: {response.status_code}"] += 1
-            await asyncio.sleep(0.05)
-    return seconds, statuses
+            if response.status != 200:
+                failures[f"small: {response.status}"] += 1
+            time.sleep(PAUSE_SECONDS)
+    clients.statuses.update(failures)
+    return seconds, clients
 
 
-async def time_stream(http: Any, load: Load | None, tokens: int) -> tuple[list[float], Counter[str]]:
-    """Seconds between the chunks of one stream of the small key."""
-    path, body = completion(tokens, stream=True, temperature=0)
-    gaps = []
-    async with greedy_clients(http, None) as statuses:
-        request = http.stream("POST", path, json=body, headers={"authorization": "Bearer small-key"})
-        async with request as response:
-            last = None
-            async for line in response.aiter_lines():
-                if not line.startswith("data:"):
-                    continue
-                now = time.perf_counter()
-                if last is None and load is not None:  # the stream flows: now the others come
-                    asyncio.get_running_loop().create_task(_run_for_a_while(http, load, statuses, response))
-                if last is not None:
-                    gaps.append(now - last)
-                last = now
-    return gaps, statuses
+def time_stream(address: str, load: Load | None, tokens: int) -> Measurement:
+    """Seconds between the chunks of one stream of the small key; the others come when it flows."""
+    body = completion(tokens, stream=True, temperature=0)
+    times = []
+    with (
+        GreedyClients(address, "greedy-key", load) as clients,
+        closing(request_as_small_key(address, body)) as connection,
+    ):
+        for line in connection.getresponse():
+            if line.startswith(b"data:"):
+                times.append(time.perf_counter())
+                if len(times) == 1:
+                    clients.start()
+    return [end - start for start, end in pairwise(times)], clients
 
 
-async def _run_for_a_while(http: Any, load: Load, statuses: Counter[str], response: Any) -> None:
-    async with greedy_clients(http, load) as load_statuses:
-        while not response.is_closed:
-            await asyncio.sleep(0.05)
-    statuses.update(load_statuses)
+def measure(address: str, options: Any) -> dict[str, list[dict[str, Any]]]:
+    time_small_caller(address, None, 3)  # warm up
+    small_caller = partial(time_small_caller, address, repeats=options.repeats)
+    stream = partial(time_stream, address, tokens=options.stream_tokens)
+    parts = {
+        "small": (small_caller, select(small_caller_loads(options.tokens), options.only)),
+        "stream": (stream, select(stream_loads(options.prompt_tokens), options.only)),
+    }
+    return {name: measure_part(*parts[name]) for name in options.parts}
 
 
-async def measure(address: str, options: Any) -> dict[str, list[dict[str, Any]]]:
-    import httpx
-
-    limits = httpx.Limits(max_connections=400, max_keepalive_connections=400)
-    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as http:
-        await time_small_caller(http, None, 3)  # warm up
-        small_caller = partial(time_small_caller, http, repeats=options.repeats)
-        stream = partial(time_stream, http, tokens=options.stream_tokens)
-        parts = {
-            "small": (small_caller, select(small_caller_loads(options.tokens), options.only)),
-            "stream": (stream, select(stream_loads(options.prompt_tokens), options.only)),
-        }
-        return {name: await measure_part(*parts[name]) for name in options.parts}
-
-
-async def measure_part(measure_one: Measure, loads: list[tuple[str, Load]]) -> list[dict[str, Any]]:
+def measure_part(
+    measure_one: Callable[..., Measurement], loads: list[tuple[str, Load]]
+) -> list[dict[str, Any]]:
     """A row alone, and one beside each load."""
-    alone, _ = await measure_one(load=None)
-    rows = [_row("alone", alone, alone, Counter())]
+    alone, clients = measure_one(load=None)
+    rows = [_row("alone", alone, alone, clients)]
     for name, load in loads:
-        seconds, statuses = await measure_one(load=load)
-        rows.append(_row(name, seconds, alone, statuses))
+        seconds, clients = measure_one(load=load)
+        rows.append(_row(name, seconds, alone, clients))
         print(f"  {name}: {rows[-1]['times alone (median)']:.1f}", file=sys.stderr, flush=True)
-        await asyncio.sleep(SETTLE_SECONDS)
+        time.sleep(SETTLE_SECONDS)
     return rows
 
 
-def _row(name: str, seconds: list[float], alone: list[float], statuses: Counter[str]) -> dict[str, Any]:
+def _row(name: str, seconds: list[float], alone: list[float], clients: GreedyClients) -> dict[str, Any]:
     median = statistics.median(seconds)
+    statuses = sorted(clients.statuses.items())
     return {
         "beside": name,
         "median ms": 1000 * median,
@@ -227,7 +192,9 @@ def _row(name: str, seconds: list[float], alone: list[float], statuses: Counter[
         "longest ms": 1000 * max(seconds),
         "times alone (median)": median / statistics.median(alone),
         "times alone (95 %)": _percentile(seconds, 0.95) / _percentile(alone, 0.95),
-        "others' responses": ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items())),
+        "times alone (longest)": max(seconds) / max(alone),
+        "others' responses": ", ".join(f"{count} x {status}" for status, count in statuses),
+        "others' seconds": "" if clients.median_seconds is None else clients.median_seconds,
     }
 
 
@@ -250,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.model is None:
             make_model(Path(folder))
         with serve(options.model or folder, arguments) as address:
-            tables = asyncio.run(measure(address, options))
+            tables = measure(address, options)
     titles = {"small": "A request of 10 tokens", "stream": "The chunks of a stream"}
     for name, rows in tables.items():
         print_table(titles[name], rows)

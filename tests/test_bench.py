@@ -58,6 +58,7 @@ RUN_BY = {
     "command_line": "race_attend",
     "ctranslate2_weights": "race_decode_cpu",
     "direct_kernels": "attention_backends_gpu",
+    "greedy_clients": "fairness",
     "peak_memory": "load_memory",
     "report": "race_attend",
     "timing": "race_attend",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.json_body import parse_json
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.middleware import admission
 from serving.tiny_services import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -423,8 +425,11 @@ def test_an_engine_failure_is_reported_and_the_next_request_is_served():
 
 
 def test_a_full_engine_says_when_to_retry(monkeypatch):
+    monkeypatch.setattr(admission, "REFUSAL_SECONDS", 0.1)
     with client(decoder(), limits=Limits(requests=2)) as http_client:
+        start = time.monotonic()
         answer = http_client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+        assert time.monotonic() - start >= 0.1  # a client that retries at once costs little
         refused(answer, 429, "rate_limit_exceeded")
         assert answer.headers["retry-after"] == "1"
         assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -176,6 +177,8 @@ def serve(
         server = Server(
             app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready
         )
+        gc.collect()
+        gc.freeze()  # a full collection would look at every object of PyTorch, and stop all threads for 0.2 s
         try:
             server.run()
         except SystemExit:  # uvicorn's, where it cannot listen; it has logged the reason

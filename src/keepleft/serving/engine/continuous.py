@@ -9,7 +9,7 @@ request that fails is isolated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -187,28 +187,26 @@ class ContinuousBatchingEngine:
         self._prefill(events)
         self._finish_prompts(self.scheduler.settle(), events)
         ready = self.scheduler.schedule_decode()
-        for scheduled in self.scheduler.take_paused():
-            self._leave_strategy_batch(scheduled)
+        self._leave_strategy_batches(set(self.scheduler.take_paused()))
         if self.scheduler.decodes_in_turns:
             self._leave_strategy_batches_but(ready)
         for batch in split_deterministic(ready):
-            decoded, logits = self._decode(batch, events)
-            if logits is not None:
-                events += self._sample(decoded, logits)
+            with self.scheduler.timer.time_decode(sum(scheduled.num_rows for scheduled in batch)):
+                decoded, logits = self._decode(batch, events)
+                if logits is not None:
+                    events += self._sample(decoded, logits)
         return events
 
     def _drop_cancelled(self) -> Events:
-        events: Events = []
-        for item in self.scheduler.remove_cancelled():
-            if isinstance(item, ScheduledRequest):
-                self._leave_strategy_batch(item)
-            events.append((handle_of(item), FinishEvent(0, "cancelled", last=True)))
-        return events
+        cancelled = self.scheduler.remove_cancelled()
+        self._leave_strategy_batches({item for item in cancelled if isinstance(item, ScheduledRequest)})
+        return [(handle_of(item), FinishEvent(0, "cancelled", last=True)) for item in cancelled]
 
-    def _release(self, scheduled: ScheduledRequest) -> None:
-        """Free all that a request holds."""
-        self.scheduler.release(scheduled)
-        self._leave_strategy_batch(scheduled)
+    def _release(self, *batch: ScheduledRequest) -> None:
+        """Free all that these requests hold."""
+        for scheduled in batch:
+            self.scheduler.release(scheduled)
+        self._leave_strategy_batches(set(batch))
 
     # -- prefill
 
@@ -272,8 +270,7 @@ class ContinuousBatchingEngine:
 
         def run(part: list[SequenceGroup]) -> None:
             tokens = [token for group in part for token in group.next_tokens]
-            with self.scheduler.timer.time_decode(len(tokens)):
-                logits.append(self.runner.decode([group.page_table for group in part], tokens))
+            logits.append(self.runner.decode([group.page_table for group in part], tokens))
             decoded.extend(part)
 
         groups = [scheduled for scheduled in batch if isinstance(scheduled, SequenceGroup)]
@@ -325,9 +322,7 @@ class ContinuousBatchingEngine:
                     sampled.sequence_index, sampled.token, sampled.logprob, raw_logprobs(sampled, logits)
                 )
             ]
-        for group in batch:
-            if all(group.finished) and group in self.scheduler.running:
-                self._release(group)
+        self._release(*(group for group in batch if all(group.finished) and group in self.scheduler.running))
         self.scheduler.charge(batch)
         return events
 
@@ -354,23 +349,21 @@ class ContinuousBatchingEngine:
                     [choice.group.page_table for choice in reordered],
                     torch.stack([choice.parents for choice in reordered if choice.parents is not None]),
                 )
-            for group, hypotheses, _ in choices:
-                last_tokens = hypotheses.tokens[:, -1].tolist()
+            for group, tokens, scores, _, finished in choices:
                 if group.is_beam_search:
-                    group.next_tokens = last_tokens
-                    if bool(hypotheses.done.all()):
-                        events += [(group.handle, event) for event in group.finish_beams(hypotheses)]
+                    group.next_tokens = tokens
+                    if finished is not None:
+                        events += [(group.handle, event) for event in group.finish_beams(finished)]
                     continue
-                totals = hypotheses.score.tolist()
                 sampled_tokens += [
                     SampledToken(
                         group,
                         index,
                         first_rows[group] + index,
                         token,
-                        total - group.cumulative_logprobs[index],
+                        score - group.cumulative_logprobs[index],
                     )
-                    for index, (token, total) in enumerate(zip(last_tokens, totals, strict=True))
+                    for index, (token, score) in enumerate(zip(tokens, scores, strict=True))
                 ]
         return sampled_tokens
 
@@ -391,17 +384,12 @@ class ContinuousBatchingEngine:
 
     def _leave_strategy_batches_but(self, ready: list[ScheduledRequest]) -> None:
         """Requests that do not decode in this step leave their strategy batch, with their hypotheses."""
-        decoding = set(ready)
-        for strategy_batch in list(self.strategy_batches.values()):
-            for group in [member for member in strategy_batch.members if member not in decoding]:
-                self._leave_strategy_batch(group)
+        members = {group for batch in self.strategy_batches.values() for group in batch.members}
+        self._leave_strategy_batches(members.difference(ready))
 
-    def _leave_strategy_batch(self, scheduled: ScheduledRequest) -> None:
-        if not isinstance(scheduled, SequenceGroup):
-            return
-        for batch_id, strategy_batch in list(self.strategy_batches.items()):
-            if scheduled in strategy_batch.members:
-                strategy_batch.remove({scheduled})
+    def _leave_strategy_batches(self, leaving: Collection[ScheduledRequest]) -> None:
+        for batch_id, strategy_batch in list(self.strategy_batches.items()) if leaving else []:
+            strategy_batch.remove({group for group in strategy_batch.members if group in leaving})
             if not strategy_batch.members:  # also where all of them failed at once
                 del self.strategy_batches[batch_id]
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from math import inf
 
 SMOOTHING = 0.3  # weight of the newest measurement
+MAX_GROWTH = 2.0  # more than so many times the time before is another's doing, and counts as that much
 
 
 class StepTimer:
@@ -50,11 +51,11 @@ class StepTimer:
         if not num_rows or not self.decode_seconds:
             return 0.0
         bucket = _bucket(num_rows)
-        if bucket in self.decode_seconds:
-            return self.decode_seconds[bucket]
-        nearest = min(self.decode_seconds, key=lambda known: abs(known.bit_length() - bucket.bit_length()))
-        seconds = self.decode_seconds[nearest]
-        return seconds * bucket / nearest if bucket > nearest else seconds
+        larger = [seconds for known, seconds in self.decode_seconds.items() if known >= bucket]
+        if larger:  # more rows take no less time, and may have been measured since
+            return min(larger)
+        largest = max(self.decode_seconds)
+        return self.decode_seconds[largest] * bucket / largest
 
 
 def _bucket(num_rows: int) -> int:
@@ -64,4 +65,4 @@ def _bucket(num_rows: int) -> int:
 def _note(seconds_by_size: dict[int, float], size: int, seconds: float) -> None:
     bucket = _bucket(max(1, size))
     previous = seconds_by_size.get(bucket, seconds)
-    seconds_by_size[bucket] = previous + SMOOTHING * (seconds - previous)
+    seconds_by_size[bucket] = previous + SMOOTHING * (min(seconds, MAX_GROWTH * previous) - previous)

@@ -38,8 +38,10 @@ class StrategyChoice(NamedTuple):
     """The outcome of one step for one request."""
 
     group: SequenceGroup
-    hypotheses: Hypotheses
+    tokens: list[int]  # the next one of each sequence
+    scores: list[float]  # of each sequence
     parents: Tensor | None  # (num_rows,) which of its sequences each one continues; None: itself
+    finished: Hypotheses | None  # None while a sequence goes on
 
 
 class StrategyBatch:
@@ -78,10 +80,12 @@ class StrategyBatch:
 
     def remove(self, removed: set[SequenceGroup]) -> None:
         """Remove requests; each takes its hypotheses along."""
+        if not removed:
+            return
         assert self.hypotheses is not None
         for n, group in enumerate(self.members):
             if group in removed:
-                group.hypotheses = _select(self.hypotheses, [n], len(self.members))
+                group.hypotheses = self._member_hypotheses(n)
         remaining = [n for n, group in enumerate(self.members) if group not in removed]
         self.hypotheses = _select(self.hypotheses, remaining, len(self.members)) if remaining else None
         self.members = [self.members[n] for n in remaining]
@@ -103,14 +107,27 @@ class StrategyBatch:
                 return []
             return self._choose_one_by_one(logits, on_failure)
         self.hypotheses = hypotheses
-        rows_per_request = len(logits) // len(self.members)
-        parents = None if rows is None else rows.view(-1, rows_per_request) % rows_per_request
+        num_rows = len(logits) // len(self.members)
+        parents = None if rows is None else rows.view(-1, num_rows) % num_rows
+        # a list of each for the whole batch: tensors of each request would take longer than the choice
+        tokens = hypotheses.tokens[:, -1].tolist()
+        scores = hypotheses.score.tolist()
+        done = hypotheses.done.view(-1, num_rows).all(1).tolist()
         return [
             StrategyChoice(
-                group, _select(hypotheses, [n], len(self.members)), None if parents is None else parents[n]
+                group,
+                tokens[n * num_rows : (n + 1) * num_rows],
+                scores[n * num_rows : (n + 1) * num_rows],
+                None if parents is None else parents[n],
+                self._member_hypotheses(n) if done[n] else None,
             )
             for n, group in enumerate(self.members)
         ]
+
+    def _member_hypotheses(self, index: int) -> Hypotheses:
+        """A copy of the hypotheses of one member."""
+        assert self.hypotheses is not None
+        return _select(self.hypotheses, [index], len(self.members))
 
     def _choose_one_by_one(
         self, logits: Tensor, on_failure: Callable[[SequenceGroup, Exception], None]

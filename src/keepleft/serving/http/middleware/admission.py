@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
@@ -40,9 +40,15 @@ class AdmissionMiddleware:
             )
             await error.to_response()(scope, receive, send)
             return
+
+        async def send_refusals_late(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 429:
+                await asyncio.sleep(REFUSAL_SECONDS)
+            await send(message)
+
         self.num_requests[key] += 1
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, send_refusals_late)
         finally:
             self.num_requests[key] -= 1
             if not self.num_requests[key]:
