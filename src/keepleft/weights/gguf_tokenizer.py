@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from keepleft.disk.tokenizer_growth import check_growth
 from keepleft.disk.tokenizer_json import parse_tokenizer
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
         raise ValueError(f"the tokenizer in the file does not fit together: {error}") from error
     _add_special_tokens(tokenizer, metadata, tokens)
     _add_template(tokenizer, metadata, tokens)
+    check_growth(tokenizer, "the tokenizer in the file")
     return tokenizer
 
 
