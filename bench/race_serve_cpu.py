@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +91,8 @@ class CTranslate2Engine:
         self.running: list[tuple[Any, Any]] = []
         self.use_queue = use_queue
         self.max_batch_size = max_batch_size
-        self.generation_tokens = 0
+        self.prompt_tokens: Counter[str] = Counter()
+        self.generation_tokens: Counter[str] = Counter()  # by API key
 
     busy = property(lambda self: bool(self.waiting or self.running))
 
@@ -108,9 +109,15 @@ class CTranslate2Engine:
         return {
             "running": 0,
             "waiting": len(self.waiting),
-            "prompt_tokens": 0,
-            "generation_tokens": self.generation_tokens,
+            "prompt_tokens": self.prompt_tokens.total(),
+            "generation_tokens": self.generation_tokens.total(),
         }
+
+    def activity(self) -> Any:
+        from keepleft.serving.engine.activity import count_activity
+
+        running = [(handle.request.tenant, 1) for handle, _ in self.running]
+        return count_activity(running, (), self.waiting, time.monotonic())
 
     def step(self) -> Any:
         count = min(self.max_batch_size, len(self.waiting))
@@ -146,7 +153,7 @@ class CTranslate2Engine:
 
         tokens = [int(word) if word.isdigit() else 0 for word in result.hypotheses[0]]
         tokens = tokens[: handle.request.options.max_new_tokens]
-        self.generation_tokens += len(tokens)
+        self.generation_tokens[handle.request.tenant.key] += len(tokens)
         return handle, FinishEvent(0, "length", FinishedSequence(tokens, 0.0), last=True)
 
 

@@ -43,6 +43,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "race_forward": [],
     "race_serve_cpu": [],
     "race_serve_gpu": ["--device", "cpu", "--static"],
+    "race_versions": ["--device", "cpu"],
     "fairness": ["--only", "8 clients with 16 scores", "scores"],
     "soak": [],
     "threads": [],

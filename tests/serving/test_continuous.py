@@ -220,9 +220,9 @@ def test_prefixes_are_shared_within_a_tenant_and_never_between_two():
     engine = ContinuousBatchingEngine(model, page_size=8)
     prefilled = []
     for tenant in ("a", "a", "b", "b", "a"):
-        before = engine.prompt_tokens_total
+        before = engine.prompt_tokens.total()
         run_engine(engine, [GenerationRequest(tokens, options, tenant=Tenant(tenant))])
-        prefilled.append(engine.prompt_tokens_total - before)
+        prefilled.append(engine.prompt_tokens.total() - before)
     assert prefilled == [36, 4, 36, 4, 4]
     assert {key[0].key for key in engine.scheduler.prefix_cache.entries} == {"a", "b"}
     pages = [
@@ -231,9 +231,9 @@ def test_prefixes_are_shared_within_a_tenant_and_never_between_two():
     ]
     assert not pages[0] & pages[1]
     other = [*tokens[:12], 5, *tokens[13:]]  # alike for one page and a half
-    before = engine.prompt_tokens_total
+    before = engine.prompt_tokens.total()
     events = run_engine(engine, [GenerationRequest(other, options, tenant=Tenant("a"))])
-    assert engine.prompt_tokens_total - before == 28
+    assert engine.prompt_tokens.total() - before == 28
     assert outcome(events[0]) == outcome(run_sequentially(model, [GenerationRequest(other, options)])[0])
 
 

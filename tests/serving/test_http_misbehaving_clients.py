@@ -79,9 +79,9 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_at_once():
         with connect(port) as connection:
             connection.sendall(request({**LONG, "stream": True}))
             wait_until(lambda: b"data:" in connection.recv(4096))
-            assert service.engine_thread.stats()["in_flight"] == 1
+            assert len(service.engine_thread.in_flight) == 1
             (handle,) = service.engine_thread.in_flight
-        wait_until(lambda: service.engine_thread.stats()["in_flight"] == 0)
+        wait_until(lambda: len(service.engine_thread.in_flight) == 0)
         assert handle.cancelled
         wait_until(lambda: lines)
         assert lines[0]["ended"] == "left"
@@ -96,16 +96,16 @@ def test_clients_that_leave_while_they_wait_are_noticed_too(slow):
     port, service, _ = slow
     first = socket.create_connection(("127.0.0.1", port), timeout=30)
     first.sendall(request(LONG))
-    wait_until(lambda: service.engine_thread.stats()["running"] == 1)
+    wait_until(lambda: service.engine_thread.request_status().result(30).totals["running"] == 1)
     others = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(5)]
     for other in others:
         other.sendall(request({**LONG, "stream": False}))
-    wait_until(lambda: service.engine_thread.stats()["in_flight"] == 6)
+    wait_until(lambda: len(service.engine_thread.in_flight) == 6)
     for other in others:
         other.close()
-    wait_until(lambda: service.engine_thread.stats()["in_flight"] == 1)
+    wait_until(lambda: len(service.engine_thread.in_flight) == 1)
     first.close()
-    wait_until(lambda: service.engine_thread.stats()["in_flight"] == 0)
+    wait_until(lambda: len(service.engine_thread.in_flight) == 0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,9 @@ def test_a_client_that_leaves_cancels_what_it_wanted_to_know(load, path, body):
         wait_until(lambda: all(handle.cancelled for handle in handles))
         service.engine_thread.engine.is_stuck = False
         wait_until(lambda: not service.engine_thread.in_flight)
-        assert service.engine_thread.stats()["prompt_tokens"] == 0  # nothing was computed
+        assert (
+            service.engine_thread.request_status().result(30).totals["prompt_tokens"] == 0
+        )  # nothing was computed
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -230,8 +232,8 @@ def test_a_client_that_does_not_read_is_disconnected():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         connection.connect(("127.0.0.1", port))
         connection.sendall(request({**LONG, "stream": True}))
-        wait_until(lambda: service.engine_thread.stats()["in_flight"] == 1)
-        wait_until(lambda: service.engine_thread.stats()["in_flight"] == 0)
+        wait_until(lambda: len(service.engine_thread.in_flight) == 1)
+        wait_until(lambda: len(service.engine_thread.in_flight) == 0)
 
 
 def test_too_many_clients_are_told_to_retry(hasty):
@@ -239,7 +241,7 @@ def test_too_many_clients_are_told_to_retry(hasty):
     crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2)]
     for connection in crowd:
         connection.sendall(request(LONG))
-    wait_until(lambda: service.engine_thread.stats()["in_flight"] == 2)
+    wait_until(lambda: len(service.engine_thread.in_flight) == 2)
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=LONG, timeout=30)
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1"
@@ -255,4 +257,4 @@ def test_too_many_clients_are_told_to_retry(hasty):
     assert any(answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer for answer in answers)
     for connection in crowd:
         connection.close()
-    wait_until(lambda: service.engine_thread.stats()["in_flight"] == 0)
+    wait_until(lambda: len(service.engine_thread.in_flight) == 0)

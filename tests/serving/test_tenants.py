@@ -118,7 +118,7 @@ def test_a_cancelled_prompt_is_not_read_to_its_end():
     driver.run(2)
     handle.cancelled = True
     driver.run()
-    assert engine.prompt_tokens_total == 8
+    assert engine.prompt_tokens.total() == 8
     assert is_idle(engine)
 
 

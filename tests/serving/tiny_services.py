@@ -110,6 +110,7 @@ def running(
     engine=SequentialEngine,
     limits: Limits = PLAIN,
     shutdown_timeout: float = 5.0,
+    explorer=None,
     **app_options,
 ):
     """A real server on a free port of this machine: its port, the service and the server."""
@@ -122,7 +123,7 @@ def running(
         ports.append(port)
         is_ready.set()
 
-    with service(loaded, engine, limits) as running_service:
+    with service(loaded, engine, limits, explorer=explorer) as running_service:
         app = make_app(running_service, **app_options)
         server = Server(app, running_service, port=0, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
         thread = threading.Thread(target=server.run, daemon=True)

@@ -7,7 +7,7 @@ export interface Token {
 }
 
 export type Family = "encoder" | "decoder" | "encoder-decoder";
-export type View = "attention" | "decoding" | "masks" | "leaks" | "training";
+export type View = "attention" | "decoding" | "masks" | "leaks" | "training" | "server";
 export type AttentionKind = "self" | "masked" | "cross";
 export type Side = "text" | "source";
 /** One head, the mean of all heads, or the attention rollout up to a layer. */
@@ -227,6 +227,80 @@ export interface CompareAnswer {
   control?: { length: number; difference: Record<string, number> };
   masked?: TrainingResult;
   unmasked?: TrainingResult;
+}
+
+/** What a key of the server does now, and has used since the start. */
+export interface TenantStatus {
+  label: string; // the first characters of the key's hash; empty on a server without keys
+  operator: boolean;
+  weight: number;
+  share: number;
+  users: number;
+  in_flight: number;
+  running_rows: number;
+  running: number;
+  paused: number;
+  waiting: number;
+  oldest_wait: number;
+  requests: number;
+  rate_limited: number;
+  prompt_tokens: number;
+  generation_tokens: number;
+}
+
+export interface CacheStatus {
+  page_size: number;
+  page_bytes: number;
+  pages: number;
+  used: number;
+  prefix: number;
+  prefix_queries: number;
+  prefix_hits: number;
+  preemptions: number;
+}
+
+export interface ConnectionStatus {
+  open: number;
+  limit: number;
+  limit_per_address: number;
+  refused: number;
+  addresses: number;
+  top: { address: string; open: number }[];
+}
+
+export type WorkName = "questions" | "audits" | "templates" | "grammars" | "preparation" | "validation";
+
+/** GET /explore/server. Counters start with the server; times are in seconds. */
+export interface ServerStatus {
+  status: "ready" | "draining" | "failed";
+  model: string;
+  version: string;
+  device: string;
+  dtype: string;
+  threads: number;
+  uptime: number;
+  engine_age: number;
+  steps: number;
+  step_seconds: number;
+  failures: number;
+  prompt_tokens: number;
+  generation_tokens: number;
+  time_to_first_token: { requests: number; p50: number | null; p95: number | null };
+  responses: Record<string, number>;
+  queue: {
+    running: number;
+    running_rows: number;
+    max_rows: number | null;
+    paused: number;
+    waiting: number;
+    oldest_wait: number;
+    in_flight: number;
+  };
+  cache: CacheStatus | null;
+  tenants: TenantStatus[];
+  more_tenants: number;
+  connections: ConnectionStatus | null;
+  beside_engine: { name: WorkName; running: number; waiting: number }[];
 }
 
 /** Of each question: its parameters and its answer. */

@@ -49,7 +49,8 @@ function autoMount(): void {
   if (snapshot !== null) {
     mount(element, new SnapshotTransport(JSON.parse(snapshot.textContent ?? "[]") as SnapshotEntry[]));
   } else if (element.dataset.apiUrl !== undefined) {
-    mount(element, new HttpTransport(new URL(element.dataset.apiUrl, document.baseURI).href));
+    const apiUrl = new URL(element.dataset.apiUrl, document.baseURI).href;
+    mount(element, new HttpTransport(apiUrl, element.dataset.statusUrl));
   }
 }
 

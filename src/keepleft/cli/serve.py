@@ -61,8 +61,8 @@ def serve(
             KEEPLEFT_API_KEY does the same without showing up in the process list
         api_key_file: a file with several keys, one per line, each with its share of the server (KEY weight=2;
             1 if not given); nothing is shared between clients with different keys
-        operator_key: the key that may read the metrics of all others; the environment variable
-            KEEPLEFT_OPERATOR_KEY or `operator` behind a key in the file does the same
+        operator_key: the key that may see all metrics, and the page's view of the server; the environment
+            variable KEEPLEFT_OPERATOR_KEY or `operator` behind a key in the file does the same
         served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
             the name of the directory or file for any other
         max_model_len: maximum tokens of prompt and output together

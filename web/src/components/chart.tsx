@@ -11,12 +11,22 @@ export interface Series {
   points: [x: number, y: number][];
 }
 
+/** A fixed x axis, for data that come as one looks. */
+export interface XAxis {
+  domain: [number, number];
+  ticks: number[];
+  format(value: number): string;
+  maxGap: number; // a line is broken where two points are further apart
+}
+
 interface Props {
   title: string;
   series: Series[];
   yLabel: string;
   xLabel?: string;
+  xAxis?: XAxis;
   logScale?: boolean;
+  minTop?: number; // the y axis reaches at least so high
   height?: number;
 }
 
@@ -24,7 +34,8 @@ const MARGIN = { top: 12, right: 22, bottom: 32, left: 52 };
 const MAX_MARKED_POINTS = 24; // of a series whose points are marked
 const pointBisector = bisector((point: [number, number]) => point[0]);
 
-export function Chart({ title, series, yLabel, xLabel = "step", logScale = false, height = 220 }: Props) {
+export function Chart(props: Props) {
+  const { title, series, yLabel, xLabel = "step", xAxis, logScale = false, minTop, height = 220 } = props;
   const frame = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(0);
   const [hoverX, setHoverX] = useState<number | null>(null);
@@ -49,10 +60,10 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
   );
   const allPoints = useMemo(() => finiteSeries.flatMap(({ points }) => points), [finiteSeries]);
   const low = min(allPoints, (point) => point[1]) ?? 0,
-    high = max(allPoints, (point) => point[1]) ?? 1;
+    high = Math.max(max(allPoints, (point) => point[1]) ?? 1, minTop ?? -Infinity);
   const isLogarithmic = logScale && allPoints.length > 0 && high > 5 * low;
   const scales = useMemo(() => {
-    const [first = 0, last = 1] = extent(allPoints, (point) => point[0]);
+    const [first = 0, last = 1] = xAxis?.domain ?? extent(allPoints, (point) => point[0]);
     const range: [number, number] = [height - MARGIN.bottom, MARGIN.top];
     return {
       x: scaleLinear(
@@ -63,7 +74,7 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
         ? scaleLog([low, high], range)
         : scaleLinear([Math.min(low, 0), high === low ? low + 1 : high], range).nice(),
     };
-  }, [allPoints, low, high, isLogarithmic, width, height]);
+  }, [allPoints, low, high, isLogarithmic, width, height, xAxis]);
   const linePath = line<[number, number]>(
     ([a]) => scales.x(a),
     ([, b]) => scales.y(b),
@@ -75,6 +86,9 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
           const n = Math.max(0, Math.min(points.length - 1, pointBisector.center(points, hoverX)));
           return { name, point: points[n] };
         });
+  const formatX = xAxis?.format ?? ((value: number) => value.toLocaleString("en"));
+  const xTicks =
+    xAxis?.ticks ?? scales.x.ticks(Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
   const ticks = isLogarithmic ? roundTicks(scales.y.ticks()) : scales.y.ticks(4);
   return (
     <figure class="chart">
@@ -94,7 +108,7 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
         })}
         {hoverPoints.length > 0 && (
           <span class="muted">
-            {xLabel} {hoverPoints[0].point[0].toLocaleString("en")}
+            {xLabel} {formatX(hoverPoints[0].point[0])}
           </span>
         )}
       </figcaption>
@@ -116,20 +130,17 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
                 </text>
               </g>
             ))}
-            {scales.x
-              .ticks(Math.max(2, Math.floor(width / 110)))
-              .filter(Number.isInteger)
-              .map((value) => (
-                <text
-                  key={value}
-                  class="tick"
-                  x={scales.x(value)}
-                  y={height - MARGIN.bottom + 16}
-                  text-anchor="middle"
-                >
-                  {value.toLocaleString("en")}
-                </text>
-              ))}
+            {xTicks.map((value) => (
+              <text
+                key={value}
+                class="tick"
+                x={scales.x(value)}
+                y={height - MARGIN.bottom + 16}
+                text-anchor="middle"
+              >
+                {formatX(value)}
+              </text>
+            ))}
             <text class="tick" x={width - MARGIN.right} y={height - 3} text-anchor="end">
               {xLabel}
             </text>
@@ -137,7 +148,13 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
               {yLabel}
             </text>
             {drawnSeries.map(({ name, points }, n) => (
-              <path key={name} class={`curve s${n % 4}`} d={linePath(points) ?? ""} />
+              <path
+                key={name}
+                class={`curve s${n % 4}`}
+                d={splitAtGaps(points, xAxis?.maxGap ?? Infinity)
+                  .map((piece) => linePath(piece))
+                  .join("")}
+              />
             ))}
             {drawnSeries.map(
               ({ name, points }, n) =>
@@ -166,6 +183,16 @@ export function Chart({ title, series, yLabel, xLabel = "step", logScale = false
       </div>
     </figure>
   );
+}
+
+/** The points in pieces, each without a gap in x that is larger than `maxGap`. */
+export function splitAtGaps(points: [number, number][], maxGap: number): [number, number][][] {
+  const pieces: [number, number][][] = [];
+  points.forEach((point, n) => {
+    if (n === 0 || point[0] - points[n - 1][0] > maxGap) pieces.push([]);
+    pieces[pieces.length - 1].push(point);
+  });
+  return pieces;
 }
 
 /** The ticks 1, 2, 5, 10, 20, …; only powers of ten if those are too many. */

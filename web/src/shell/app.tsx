@@ -8,6 +8,8 @@ import { AttentionView } from "../views/attention/view.tsx";
 import { DecodingView } from "../views/decoding/view.tsx";
 import { LeaksView } from "../views/leaks/view.tsx";
 import { MasksView } from "../views/masks/view.tsx";
+import { ServerMonitor } from "../views/server/monitor.ts";
+import { ServerView } from "../views/server/view.tsx";
 import { TrainingView } from "../views/training/view.tsx";
 import { ExplorerContext, type ExplorerContextValue } from "./hooks.ts";
 import { isTyping, ShortcutDialog } from "./shortcuts.tsx";
@@ -15,7 +17,9 @@ import { Tabs } from "./tabs.tsx";
 import type { ThemeController } from "./theme.ts";
 import type { UrlState } from "./urlState.ts";
 
-const VIEWS: Record<View, { component: () => preact.JSX.Element; questions: Question[] }> = {
+type ModelView = Exclude<View, "server">;
+
+const VIEWS: Record<ModelView, { component: () => preact.JSX.Element; questions: Question[] }> = {
   attention: { component: AttentionView, questions: ["attention"] },
   decoding: { component: DecodingView, questions: ["next_token", "beam"] },
   masks: { component: MasksView, questions: ["mask"] },
@@ -38,6 +42,9 @@ export function App({ transport, urlState, theme, keyTarget }: Props) {
     transport.ask("model_info", {}).then(setModelInfo, (reason: unknown) => setError(errorMessage(reason)));
   }, [transport]);
 
+  // the operator may look at the server before the model has answered, or if it does not
+  const isOperator = transport.readServerStatus !== undefined;
+  const isLoading = modelInfo === null && error === "";
   return (
     <>
       {error !== "" && (
@@ -45,32 +52,38 @@ export function App({ transport, urlState, theme, keyTarget }: Props) {
           {error}
         </p>
       )}
-      {modelInfo === null && error === "" && <p class="muted loading">Loading model …</p>}
-      {modelInfo !== null && <LoadedApp {...{ transport, urlState, theme, keyTarget, modelInfo }} />}
+      {isLoading && !isOperator && <p class="muted loading">Loading model …</p>}
+      {(modelInfo !== null || isOperator) && (
+        <LoadedApp {...{ transport, urlState, theme, keyTarget, modelInfo, isLoading }} />
+      )}
     </>
   );
 }
 
-function LoadedApp({ transport, urlState, theme, keyTarget, modelInfo }: Props & { modelInfo: ModelInfo }) {
+interface LoadedProps extends Props {
+  modelInfo: ModelInfo | null; // null on the operator's page, while the model has not answered
+  isLoading: boolean;
+}
+
+function LoadedApp({ transport, urlState, theme, keyTarget, modelInfo, isLoading }: LoadedProps) {
   const urlParams = useStore(urlState.params);
   const [showShortcuts, setShowShortcuts] = useState(false);
   const palette = useStore(theme.palette);
-  const views = useMemo(
-    () =>
-      (Object.keys(VIEWS) as View[]).filter(
-        (view) =>
-          modelInfo.views.includes(view) &&
-          VIEWS[view].questions.some((question) => transport.supports(question)),
-      ),
-    [modelInfo, transport],
+  const monitor = useMemo(() => {
+    const read = transport.readServerStatus;
+    return read === undefined ? null : new ServerMonitor(() => read.call(transport));
+  }, [transport]);
+  const views = useMemo<View[]>(
+    () => [...modelViews(modelInfo, transport), ...(monitor === null ? [] : (["server"] as const))],
+    [modelInfo, transport, monitor],
   );
-  const view = views.find((name) => name === urlParams.view) ?? views[0];
+  const view = views.find((name) => name === urlParams.view) ?? (isLoading ? undefined : views[0]);
   const selectView = useCallback(
-    (name: View) => urlState.update({ view: name === views[0] ? null : name }, true),
+    (name: View) => urlState.update({ view: name === views[0] && name !== "server" ? null : name }, true),
     [urlState, views],
   );
-  const context = useMemo<ExplorerContextValue>(
-    () => ({ transport, modelInfo, urlState, theme }),
+  const context = useMemo<ExplorerContextValue | null>(
+    () => (modelInfo === null ? null : { transport, modelInfo, urlState, theme }),
     [transport, modelInfo, urlState, theme],
   );
 
@@ -90,23 +103,27 @@ function LoadedApp({ transport, urlState, theme, keyTarget, modelInfo }: Props &
   }, [keyTarget, views, selectView, theme]);
 
   useEffect(() => {
-    if (keyTarget === document && modelInfo.name !== "") {
+    if (keyTarget === document && modelInfo !== null && modelInfo.name !== "") {
       document.title = `${modelInfo.name} – keepleft explorer`;
     }
   }, [keyTarget, modelInfo]);
 
-  const ViewComponent = view === undefined ? null : VIEWS[view].component;
+  const ViewComponent = view === undefined || view === "server" ? null : VIEWS[view].component;
   return (
     <ExplorerContext.Provider value={context}>
       <header class="top">
         <div class="model-header">
           <strong class="brand">keepleft</strong>
-          <span class="model">{modelInfo.name}</span>
-          <span class="muted facts">
-            {modelFacts(modelInfo).map((fact) => (
-              <span key={fact}>{fact}</span>
-            ))}
-          </span>
+          {modelInfo !== null && (
+            <>
+              <span class="model">{modelInfo.name}</span>
+              <span class="muted facts">
+                {modelFacts(modelInfo).map((fact) => (
+                  <span key={fact}>{fact}</span>
+                ))}
+              </span>
+            </>
+          )}
         </div>
         <div class="toolbar">
           <button
@@ -132,11 +149,24 @@ function LoadedApp({ transport, urlState, theme, keyTarget, modelInfo }: Props &
       <Tabs views={views} view={view} onSelect={selectView} />
       <main>
         <div class="view" id="keepleft-panel" role="tabpanel" aria-labelledby={`keepleft-tab-${view}`}>
-          {ViewComponent === null ? <p class="muted">Nothing to show.</p> : <ViewComponent key={view} />}
+          {view === "server" && monitor !== null && (
+            <ServerView monitor={monitor} showModelName={modelInfo === null} />
+          )}
+          {ViewComponent !== null && <ViewComponent key={view} />}
+          {view === undefined && <p class="muted">{isLoading ? "Loading model …" : "Nothing to show."}</p>}
         </div>
       </main>
       <ShortcutDialog open={showShortcuts} onClose={() => setShowShortcuts(false)} />
     </ExplorerContext.Provider>
+  );
+}
+
+/** The views of the model that this page can show. */
+function modelViews(modelInfo: ModelInfo | null, transport: Transport): View[] {
+  return (Object.keys(VIEWS) as ModelView[]).filter(
+    (view) =>
+      modelInfo?.views.includes(view) &&
+      VIEWS[view].questions.some((question) => transport.supports(question)),
   );
 }
 

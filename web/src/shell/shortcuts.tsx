@@ -3,7 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 
 const SHORTCUTS: [keys: string[], action: string][] = [
-  [["1", "…", "5"], "select a view"],
+  [["1", "2", "…"], "select a view"],
   [["←", "→"], "on the tabs: previous or next view"],
   [["+", "−"], "on a map: zoom in or out"],
   [["←", "↑", "→", "↓"], "on a map: pan; with Shift by more"],

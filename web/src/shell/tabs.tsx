@@ -9,11 +9,12 @@ export const VIEW_TITLES: Record<View, string> = {
   masks: "Masks",
   leaks: "Leaks",
   training: "Training",
+  server: "Server",
 };
 
 interface Props {
   views: View[];
-  view: View;
+  view: View | undefined; // none before the model is loaded
   onSelect(view: View): void;
 }
 
@@ -24,15 +25,16 @@ export function Tabs({ views, view, onSelect }: Props) {
     if (selectedTab === null) return;
     list.current!.scrollLeft = selectedTab.offsetLeft - list.current!.offsetLeft - 40;
   }, [view]);
+  const current = view === undefined ? 0 : views.indexOf(view);
   const onKeyDown = (event: KeyboardEvent) => {
     const moves: Record<string, number> = {
       ArrowLeft: -1,
       ArrowRight: 1,
-      Home: -views.indexOf(view),
-      End: views.length - 1 - views.indexOf(view),
+      Home: -current,
+      End: views.length - 1 - current,
     };
     if (!(event.key in moves)) return;
-    const next = (views.indexOf(view) + moves[event.key] + views.length) % views.length;
+    const next = (current + moves[event.key] + views.length) % views.length;
     onSelect(views[next]);
     list.current!.querySelectorAll<HTMLElement>("[role=tab]")[next].focus();
     event.preventDefault();
@@ -46,7 +48,7 @@ export function Tabs({ views, view, onSelect }: Props) {
           id={`keepleft-tab-${name}`}
           aria-controls="keepleft-panel"
           aria-selected={name === view}
-          tabIndex={name === view ? 0 : -1}
+          tabIndex={n === current ? 0 : -1}
           aria-keyshortcuts={String(n + 1)}
           onClick={() => onSelect(name)}
         >

@@ -1,11 +1,13 @@
 /** How the page asks the explorer: over HTTP, through a notebook widget, or from a snapshot in the file. */
 
-import type { Answer, Params, Question } from "../api.ts";
+import type { Answer, Params, Question, ServerStatus } from "../api.ts";
 
 export interface Transport {
   ask<Q extends Question>(question: Q, params: Params<Q>): Promise<Answer<Q>>;
   /** True if questions of this kind can be answered at all. */
   supports(question: Question): boolean;
+  /** What the server is doing; only the page of its operator has this. */
+  readServerStatus?(): Promise<ServerStatus>;
 }
 
 /** An error answer: a message for the user, and a code for the page if it can react to the error. */

@@ -9,6 +9,8 @@ request that fails is isolated.
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from keepleft.inference.paged_runner import PagedRunner
 from keepleft.models.design import Design
 from keepleft.models.transformer import CausalModel
+from keepleft.serving.engine.activity import KeyActivity, count_activity
 from keepleft.serving.engine.prompt_reader import PromptReader, check_prompt_request
 from keepleft.serving.engine.request import (
     Events,
@@ -95,8 +98,8 @@ class ContinuousBatchingEngine:
         )
         self.source_encoding: SourceEncoding | None = None  # in progress
         self.strategy_batches: dict[Hashable, StrategyBatch] = {}
-        self.prompt_tokens_total = 0
-        self.generation_tokens_total = 0
+        self.prompt_tokens: Counter[str] = Counter()  # by API key
+        self.generation_tokens: Counter[str] = Counter()
 
     @property
     def busy(self) -> bool:
@@ -168,16 +171,29 @@ class ContinuousBatchingEngine:
         return {
             "running": len(scheduler.running),
             "running_rows": scheduler.num_running_rows,
+            "max_num_seqs": scheduler.max_num_seqs,
             "waiting": len(scheduler.waiting),
             "paused": len(scheduler.paused),
-            "prompt_tokens": self.prompt_tokens_total,
-            "generation_tokens": self.generation_tokens_total,
+            "prompt_tokens": self.prompt_tokens.total(),
+            "generation_tokens": self.generation_tokens.total(),
             "preemptions": scheduler.preemptions,
+            "page_size": self.runner.pool.page_size,
             "pages": sum(pool.num_pages for pool in pools),
             "pages_used": sum(pool.num_pages - pool.num_free for pool in pools),
             "prefix_cache_pages": prefix_cache.unused_pages if prefix_cache else 0,
             "prefix_cache_hits": prefix_cache.hits if prefix_cache else 0,
+            "prefix_cache_queries": prefix_cache.queries if prefix_cache else 0,
         }
+
+    def activity(self) -> dict[str, KeyActivity]:
+        scheduler = self.scheduler
+        waiting = (item for item in scheduler.waiting.items() if item not in scheduler.paused)
+        return count_activity(
+            [(scheduled.tenant, scheduled.num_rows) for scheduled in scheduler.running],
+            [scheduled.tenant for scheduled in scheduler.paused],
+            map(handle_of, waiting),
+            time.monotonic(),
+        )
 
     def step(self) -> Events:
         events = self._drop_cancelled()
@@ -223,7 +239,8 @@ class ContinuousBatchingEngine:
         try:
             if not encoding.run(scheduler.slice_seconds(), is_wanted=scheduler.running.__contains__):
                 return
-            self.prompt_tokens_total += encoding.num_tokens
+            for scheduled in encoding.batch:
+                self.prompt_tokens[scheduled.tenant.key] += len(scheduled.source)
         except Exception:  # encode them one by one, to find the one at fault
             members = [member for member in encoding.batch if member in scheduler.running]
             self._isolate_failure(members, events, lambda part: SourceEncoding(self.runner, part).run_all())
@@ -244,7 +261,8 @@ class ContinuousBatchingEngine:
             for scheduled, start, chunk, row in zip(batch, starts, chunks, hidden_states, strict=True):
                 if isinstance(scheduled, PromptReader):
                     scheduled.add_chunk(start, row[: len(chunk)])
-        self.prompt_tokens_total += sum(map(len, chunks))
+        for scheduled, chunk in zip(batch, chunks, strict=True):
+            self.prompt_tokens[scheduled.tenant.key] += len(chunk)
 
     def _finish_prompts(self, ready: list[ScheduledRequest], events: Events) -> None:
         """Finish the prompt requests among those whose tokens are all read."""
@@ -305,7 +323,7 @@ class ContinuousBatchingEngine:
         for group in batch:
             first_rows[group] = num_rows
             num_rows += group.num_rows
-        self.generation_tokens_total += num_rows
+            self.generation_tokens[group.tenant.key] += group.num_rows
         sampled_tokens = sample_batch(
             [(group, row) for group, row in first_rows.items() if group.logits_only], logits
         )

@@ -7,6 +7,7 @@ that a cancelled request is noticed, and another tenant's turn comes, before a l
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from keepleft.decoding.batch import pad_batch
 from keepleft.models.transformer import Encoder
 from keepleft.pipelines.predictor import label_probabilities, pool_hidden_states
+from keepleft.serving.engine.activity import KeyActivity, count_activity
 from keepleft.serving.engine.fair_queue import FairQueue
 from keepleft.serving.engine.prompt_reader import check_prompt_request
 from keepleft.serving.engine.request import (
@@ -50,7 +52,8 @@ class EncoderEngine:
         self.waiting: FairQueue[RequestHandle] = FairQueue(weights)
         self.batch: list[RequestHandle] = []
         self.layers: Generator[None, None, tuple[Tensor, Tensor | None]] | None = None
-        self.prompt_tokens_total = 0
+        self.prompt_tokens: Counter[str] = Counter()  # by API key
+        self.generation_tokens: Counter[str] = Counter()
         self.num_batches = 0
 
     @property
@@ -80,9 +83,13 @@ class EncoderEngine:
         return {
             "running": len(self.batch),
             "waiting": len(self.waiting),
-            "prompt_tokens": self.prompt_tokens_total,
+            "prompt_tokens": self.prompt_tokens.total(),
             "generation_tokens": 0,
         }
+
+    def activity(self) -> dict[str, KeyActivity]:
+        running = [(handle.request.tenant, 1) for handle in self.batch]
+        return count_activity(running, [], self.waiting.items(), time.monotonic())
 
     def step(self) -> Events:
         """One layer of a batch."""
@@ -123,7 +130,7 @@ class EncoderEngine:
             self.waiting.pop()
             self.waiting.charge(handle.request.tenant, num_tokens)
             handle.started_at = time.monotonic()
-            self.prompt_tokens_total += num_tokens
+            self.prompt_tokens[handle.request.tenant.key] += num_tokens
             self.batch.append(handle)
         if self.batch:
             self.num_batches += 1

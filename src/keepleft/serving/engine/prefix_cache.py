@@ -20,7 +20,8 @@ class PrefixCache:
         # page and its id, least recently used first; ids are not reused, as pages are
         self.entries: OrderedDict[PageKey, tuple[int, int]] = OrderedDict()
         self.ids = count(1)
-        self.hits = 0
+        self.queries = 0  # full pages of prompts that were admitted
+        self.hits = 0  # those of them that were cached
 
     def match(self, tenant: Tenant, tokens: Sequence[int]) -> list[int]:
         """Pages of the longest cached prefix, retained for the caller."""
@@ -35,8 +36,12 @@ class PrefixCache:
             page, parent_id = entry
             pages.append(page)
         self.pool.retain(pages)
-        self.hits += len(pages)
         return pages
+
+    def count_hits(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """Count the pages found for a prompt: once, though it may be looked up often until there is room."""
+        self.queries += len(tokens) // self.pool.page_size
+        self.hits += len(pages)
 
     def insert(self, tenant: Tenant, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Cache the pages that these tokens fill."""

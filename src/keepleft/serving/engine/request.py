@@ -5,15 +5,20 @@ A `GenerationRequest` wants new tokens, a `PromptRequest` something about tokens
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence
 from keepleft.decoding.score import ScoredToken
+
+if TYPE_CHECKING:
+    from keepleft.serving.engine.activity import KeyActivity
 
 # invalid: the request is at fault; failed: the engine is
 FinishReason = Literal["stop", "length", "cancelled", "invalid", "failed"]
@@ -123,6 +128,7 @@ class RequestHandle:
     request: Request
     on_event: Callable[[Event], None] = lambda event: None
     cancelled: bool = False  # the client is gone: the next step drops it
+    submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None  # time.monotonic() when it left the queue; None while it waits
 
 
@@ -134,6 +140,9 @@ class Engine(Protocol):
 
     `SequentialEngine` is the definition, `ContinuousBatchingEngine` the one to use.
     """
+
+    prompt_tokens: Counter[str]  # processed so far, by API key
+    generation_tokens: Counter[str]
 
     def validate(self, request: Request) -> None:
         """Raise ValueError for a request that can never be served: too long, too large, contradictory.
@@ -161,4 +170,8 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, float]:
         """Requests running and waiting, tokens processed so far, memory in use."""
+        ...
+
+    def activity(self) -> dict[str, KeyActivity]:
+        """What runs and waits, by API key."""
         ...

@@ -425,8 +425,10 @@ class Scheduler:
         pages to others.
         """
         page_table = scheduled.page_table
-        if self.prefix_cache is not None and scheduled.uses_prefix_cache:
-            cached_pages = self.prefix_cache.match(scheduled.tenant, scheduled.inputs)
+        prefix_cache = self.prefix_cache if scheduled.uses_prefix_cache else None
+        cached_pages: list[int] = []
+        if prefix_cache is not None:
+            cached_pages = prefix_cache.match(scheduled.tenant, scheduled.inputs)
             self.allocator.attach_prefix(page_table, cached_pages)
         num_slots = len(scheduled.inputs) + 1 if scheduled.can_recompute else scheduled.max_slots
         if (
@@ -434,6 +436,8 @@ class Scheduler:
             and self._reserve(page_table, num_slots)
             and self._reserve_source(scheduled)
         ):
+            if prefix_cache is not None:
+                prefix_cache.count_hits(scheduled.inputs, cached_pages)
             return True
         self.allocator.free(page_table)
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from keepleft.decoding.score import score_tokens
 from keepleft.decoding.stopping import ended_by_itself
 from keepleft.models.transformer import CausalModel, Model
 from keepleft.pipelines.predictor import classify_rows, embed_rows
+from keepleft.serving.engine.activity import KeyActivity, count_activity
 from keepleft.serving.engine.request import (
     Events,
     FinishEvent,
@@ -39,8 +40,8 @@ class SequentialEngine:
         self.tokenizer = tokenizer
         self.waiting: deque[RequestHandle] = deque()
         self.current: Generator[Events, None, None] | None = None  # of the first waiting request
-        self.prompt_tokens_total = 0
-        self.generation_tokens_total = 0
+        self.prompt_tokens: Counter[str] = Counter()  # by API key
+        self.generation_tokens: Counter[str] = Counter()
 
     @property
     def busy(self) -> bool:
@@ -84,9 +85,15 @@ class SequentialEngine:
         return {
             "running": float(self.current is not None),
             "waiting": max(0, len(self.waiting) - 1),
-            "prompt_tokens": self.prompt_tokens_total,
-            "generation_tokens": self.generation_tokens_total,
+            "prompt_tokens": self.prompt_tokens.total(),
+            "generation_tokens": self.generation_tokens.total(),
         }
+
+    def activity(self) -> dict[str, KeyActivity]:
+        num_running = int(self.current is not None)
+        handles = list(self.waiting)
+        running = [(handle.request.tenant, 1) for handle in handles[:num_running]]
+        return count_activity(running, [], handles[num_running:], time.monotonic())
 
     def _serve(self, handle: RequestHandle) -> Generator[Events, None, None]:
         request, model = handle.request, self.model
@@ -95,11 +102,11 @@ class SequentialEngine:
             return
         assert isinstance(model, CausalModel)  # an encoder gets no others
         batch = DecodeBatch.build(model, [list(request.tokens)], request.options, [list(request.prefix)])
-        self.prompt_tokens_total += len(request.tokens)
+        self.prompt_tokens[request.tenant.key] += len(request.tokens)
         strategy = make_strategy(self.tokenizer, request.options, batch)
         previous: Hypotheses | None = None
         for hypotheses in decode_steps(model, batch, strategy, request.options):
-            self.generation_tokens_total += len(hypotheses.tokens)
+            self.generation_tokens[request.tenant.key] += len(hypotheses.tokens)
             if not isinstance(strategy, Beam):
                 yield [
                     (handle, self._token_event(request, batch, hypotheses, n))
@@ -118,7 +125,7 @@ class SequentialEngine:
         yield events
 
     def _read_prompt(self, request: PromptRequest) -> PromptResult:
-        self.prompt_tokens_total += len(request.tokens) + len(request.source)
+        self.prompt_tokens[request.tenant.key] += len(request.tokens) + len(request.source)
         tokens = list(request.tokens)
         if request.task == "score":
             return score_tokens(

@@ -18,7 +18,6 @@ class SourceEncoding:
     def __init__(self, runner: PagedRunner, batch: Sequence[ScheduledRequest]) -> None:
         self.runner = runner
         self.batch = list(batch)
-        self.num_tokens = sum(len(scheduled.source) for scheduled in self.batch)
         self.layers = runner.encode_by_layer([scheduled.source for scheduled in self.batch])
 
     def run(

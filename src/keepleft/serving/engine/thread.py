@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
+from keepleft.serving.engine.activity import EngineStatus
 from keepleft.serving.engine.request import (
     Engine,
     Event,
@@ -22,6 +25,7 @@ from keepleft.serving.engine.request import (
 
 Result = TypeVar("Result")
 STOP_SECONDS = 10.0  # how long to wait for cancelled requests, and for the thread to end
+STATUS_INTERVAL_SECONDS = 0.25  # at least, between two statuses of an engine that is busy
 USER_FACTOR = 8  # a user may have this many times as many requests in flight as its key has places left
 
 
@@ -84,7 +88,12 @@ class EngineThread:
         self.in_flight: set[RequestHandle] = set()
         self.closed = False  # accepts no more requests
         self.stopped = False  # the thread ends
+        self.ended = False  # it has ended: the engine is nobody's
         self.failures = 0
+        self.num_steps = 0
+        self.step_seconds = 0.0
+        self.status_futures: list[Future[EngineStatus]] = []
+        self.status = self._read_status()  # the last one that was asked for
         self.thread = threading.Thread(target=self._run, name="keepleft engine", daemon=True)
         self.thread.start()
 
@@ -134,26 +143,87 @@ class EngineThread:
         self.thread.join(STOP_SECONDS)
         return all_finished
 
-    def stats(self) -> dict[str, float]:
+    def request_status(self) -> Future[EngineStatus]:
+        """What the engine is doing. It is read in the engine's thread between two steps, once for all who
+        ask, and while the engine is busy at most every `STATUS_INTERVAL_SECONDS`.
+        """
+        future: Future[EngineStatus] = Future()
         with self.condition:
-            return {**self.engine.stats(), "in_flight": len(self.in_flight), "failures": self.failures}
+            if self.ended:
+                future.set_result(self._read_status())
+            else:
+                self.status_futures.append(future)
+                self.condition.notify_all()
+        return future
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._run_once():
+                pass
+        finally:
             with self.condition:
-                self.condition.wait_for(lambda: self.incoming or self.engine.busy or self.stopped)
-                if self.stopped:
-                    return
-                incoming = self.incoming
-                self.incoming = deque()
-            for handle in incoming:
-                self.engine.submit(handle)
-            if self.engine.busy:
-                self._publish(self._step())
-            with self.condition:
-                self.condition.notify_all()
+                self.ended = True
+            self._answer_status(is_urgent=True)
+
+    def _run_once(self) -> bool:
+        """Wait for work and do a step of it; False at the end."""
+        with self.condition:
+            self.condition.wait_for(
+                lambda: self.incoming or self.engine.busy or self.stopped or self.status_futures
+            )
+            if self.stopped:
+                return False
+            incoming = self.incoming
+            self.incoming = deque()
+        for handle in incoming:
+            self.engine.submit(handle)
+        if self.engine.busy:
+            self._publish(self._step())
+        self._answer_status(is_urgent=not self.engine.busy)
+        with self.condition:
+            self.condition.notify_all()
+        return True
+
+    def _answer_status(self, *, is_urgent: bool) -> None:
+        if not self.status_futures:
+            return
+        if not is_urgent and time.monotonic() - self.status.taken_at < STATUS_INTERVAL_SECONDS:
+            return
+        with self.condition:
+            futures = self.status_futures
+            self.status_futures = []
+        waiting = [future for future in futures if future.set_running_or_notify_cancel()]
+        try:
+            self.status = self._read_status()
+        except Exception as error:  # a bug here must not end the thread
+            for future in waiting:
+                future.set_exception(error)
+        else:
+            for future in waiting:
+                future.set_result(self.status)
+
+    def _read_status(self) -> EngineStatus:
+        """For the engine's thread, or where it does not run."""
+        with self.condition:
+            in_flight = self.generation_quota.by_key + self.prompt_quota.by_key
+        totals = {
+            **self.engine.stats(),
+            "in_flight": in_flight.total(),
+            "failures": self.failures,
+            "steps": self.num_steps,
+            "step_seconds": self.step_seconds,
+        }
+        return EngineStatus(
+            taken_at=time.monotonic(),
+            totals=totals,
+            activity=self.engine.activity(),
+            in_flight=in_flight,
+            prompt_tokens=dict(self.engine.prompt_tokens),
+            generation_tokens=dict(self.engine.generation_tokens),
+        )
 
     def _step(self) -> Events:
+        start = time.perf_counter()
         try:
             return self.engine.step()
         except Exception as error:  # fails all its requests, but not the server
@@ -163,6 +233,9 @@ class EngineThread:
             self.engine.clear()
             message = f"the model could not go on: {type(error).__name__}"
             return [(handle, FinishEvent(0, "failed", message=message, last=True)) for handle in handles]
+        finally:
+            self.num_steps += 1
+            self.step_seconds += time.perf_counter() - start
 
     def _publish(self, events: Events) -> None:
         finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]

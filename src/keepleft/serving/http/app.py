@@ -29,6 +29,7 @@ from keepleft.serving.http.routes import (
     embeddings,
     explorer,
     score,
+    server_status,
     status,
     translate,
 )
@@ -49,7 +50,7 @@ def make_app(
     `allowed_origins`: the origins of web pages that may use it (CORS).
     """
     keys = keys or APIKeys()
-    metrics = Metrics(service.engine_thread)
+    metrics = Metrics()
     app = FastAPI(
         title="keepleft",
         version=__version__,
@@ -68,7 +69,8 @@ def make_app(
         classify.routes(service),
         score.routes(service),
         attention.routes(service),
-        explorer.routes(service),
+        explorer.routes(service, keys),
+        server_status.routes(service, metrics, keys),
     ):
         app.include_router(router)
     # The last one added is the outermost.

@@ -54,6 +54,11 @@ class FairExecutor:
             self.condition.notify()
         return future
 
+    def counts(self) -> tuple[int, int]:
+        """How many calls run and how many wait."""
+        with self.condition:
+            return len(self.threads) - self.num_idle, self.num_waiting.total()
+
     def shutdown(self) -> None:
         """End the threads when they are done with what they do now; what waits is cancelled."""
         with self.condition:

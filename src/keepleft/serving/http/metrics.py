@@ -6,13 +6,13 @@ The operator sees everything; the holder of another key sees what this key has u
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-from keepleft.serving.engine.thread import EngineThread
 
 COUNTERS = (  # statistics of the engine that only grow
     "prompt_tokens",
@@ -20,21 +20,33 @@ COUNTERS = (  # statistics of the engine that only grow
     "failures",
     "preemptions",
     "prefix_cache_hits",
+    "prefix_cache_queries",
+    "steps",
+    "step_seconds",
 )
-UNPREFIXED = ("preemptions", "prefix_cache_hits", "prefix_cache_pages")  # named as in vLLM, without engine_
+UNPREFIXED = (
+    "preemptions",
+    "prefix_cache_hits",
+    "prefix_cache_queries",
+    "prefix_cache_pages",
+)  # named as in vLLM, without engine_
 USAGE_METRICS = {
     "requests": "requests with this key",
     "prompt_tokens": "tokens of their prompts",
     "generation_tokens": "tokens generated for them",
+    "rate_limited": "those of them that were refused with 429",
 }
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+RECENT_SECONDS = 300.0
+MAX_RECENT = 512  # latencies
 
 
 class Metrics:
     """The metrics of one server; another server in the same process has its own registry."""
 
-    def __init__(self, engine_thread: EngineThread) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.engine_collector = EngineCollector()
         self.requests = self._counter("requests", "requests answered", ("route", "status"))
         self.prompt_tokens = self._counter("prompt_tokens", "tokens of prompts")
         self.generation_tokens = self._counter("generation_tokens", "generated tokens")
@@ -48,7 +60,9 @@ class Metrics:
         self.time_per_output_token = self._histogram(
             "time_per_output_token_seconds", "for each token after the first"
         )
-        self.registry.register(EngineCollector(engine_thread))
+        self.registry.register(self.engine_collector)
+        self.recent_ttft = RecentLatencies()
+        self.responses: Tally[str] = Tally()  # by class of their status
         self.usage_by_key: dict[str, Tally[str]] = {}  # by tenant; bounded by the number of keys
 
     def _counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -59,14 +73,25 @@ class Metrics:
             f"keepleft_{name}", documentation, labels, registry=self.registry, buckets=LATENCY_BUCKETS
         )
 
-    def count_usage(self, key: str, prompt_tokens: int, generation_tokens: int) -> None:
+    def count_response(self, status: int) -> None:
+        self.responses["429" if status == 429 else f"{status // 100}xx"] += 1
+
+    def count_usage(self, key: str, status: int, prompt_tokens: int, generation_tokens: int) -> None:
         """Count a request for the key that it was made with."""
         self.usage_by_key.setdefault(key, Tally()).update(
-            requests=1, prompt_tokens=prompt_tokens, generation_tokens=generation_tokens
+            requests=1,
+            rate_limited=int(status == 429),
+            prompt_tokens=prompt_tokens,
+            generation_tokens=generation_tokens,
         )
 
-    def render(self) -> bytes:
+    def observe_ttft(self, seconds: float) -> None:
+        self.time_to_first_token.observe(seconds)
+        self.recent_ttft.add(seconds, time.monotonic())
+
+    def render(self, engine_stats: Mapping[str, float]) -> bytes:
         """All metrics, in the text format of Prometheus."""
+        self.engine_collector.stats = engine_stats
         return generate_latest(self.registry)
 
     def render_usage(self, key: str) -> bytes:
@@ -78,14 +103,32 @@ class Metrics:
         return generate_latest(registry)
 
 
-class EngineCollector:
-    """The statistics of the engine when they are asked for: requests running and waiting, KV-cache pages."""
+class RecentLatencies:
+    """The latencies of the last `RECENT_SECONDS`, at most `MAX_RECENT` of them."""
 
-    def __init__(self, engine_thread: EngineThread) -> None:
-        self.engine_thread = engine_thread
+    def __init__(self) -> None:
+        self.latencies: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT)  # when, and how long
+
+    def add(self, seconds: float, now: float) -> None:
+        self.latencies.append((now, seconds))
+
+    def quantiles(self, fractions: Sequence[float], now: float) -> tuple[int, list[float | None]]:
+        """How many there are, and their quantiles; None without any."""
+        ordered = sorted(seconds for when, seconds in self.latencies if now - when <= RECENT_SECONDS)
+        if not ordered:
+            return 0, [None] * len(fractions)
+        last = len(ordered) - 1
+        return len(ordered), [round(ordered[round(fraction * last)], 4) for fraction in fractions]
+
+
+class EngineCollector:
+    """The statistics of the engine: requests running and waiting, KV-cache pages."""
+
+    def __init__(self) -> None:
+        self.stats: Mapping[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in sorted(self.engine_thread.stats().items()):
+        for name, value in sorted(self.stats.items()):
             family_class = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
             metric_name = re.sub(r"[^a-z0-9]", "_", name.lower())
             prefix = "keepleft_" if name in UNPREFIXED else "keepleft_engine_"

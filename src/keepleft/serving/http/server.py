@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from keepleft.serving.http.connections import ConnectionCounter
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.timeouts import protocol_with_timeouts
 
@@ -42,12 +43,13 @@ class Server(uvicorn.Server):
         on_ready: Callable[[str, int], None] = lambda host, port: None,
     ) -> None:
         limits = service.limits
+        service.connections = connections = ConnectionCounter(limits)
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
-                http=protocol_with_timeouts(limits),
+                http=protocol_with_timeouts(limits, connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -7,19 +7,22 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from tokenizers import Tokenizer
 
 from keepleft import __version__
+from keepleft.inference.int8_linear import CompilableInt8Linear, Int8Linear
 from keepleft.models.design import ClassificationHead, Design
 from keepleft.nn.position import LearnedPositions, Rotary
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
 from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
+from keepleft.serving.engine.activity import EngineStatus
 from keepleft.serving.engine.request import NOBODY, Engine, Events, Tenant
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
+from keepleft.serving.http.connections import ConnectionCounter
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.explorer_process.client import ExplorerProcess
 from keepleft.serving.http.explorer_process.tasks import ExplorerProtocol, TaskName, make_tasks, run_task
@@ -28,9 +31,11 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import SandboxPool
 
 Result = TypeVar("Result")
+WorkName = Literal["questions", "audits", "templates", "grammars", "preparation", "validation"]
 VALIDATION_THREADS = 2  # bounds the memory that large bodies take while they are parsed
 PREPARATION_THREADS = 16  # for tokenizing and other work without the model
 SANDBOXES = 2  # processes for grammars, and as many for chat templates
+STATUS_TIMEOUT_SECONDS = 1.0  # for the engine to say what it is doing
 MAX_WAITING_GRAMMARS = 16  # grammars of one key that wait to be compiled; more get 429
 
 
@@ -64,6 +69,8 @@ class Service:
         self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
         self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)
         self.created = int(time.time())
+        self.started_at = time.monotonic()
+        self.connections: ConnectionCounter | None = None  # of the server, where it is ours
         self.engine_thread = EngineThread(
             engine, max_requests=limits.requests, max_prompts=limits.texts, on_events=deliver_to_loops
         )
@@ -118,8 +125,15 @@ class Service:
     def fingerprint(self) -> str:
         return f"keepleft-{__version__}"
 
+    @cached_property
+    def dtype(self) -> str:
+        """The data type of the weights, as --dtype calls it."""
+        if any(isinstance(module, Int8Linear | CompilableInt8Linear) for module in self.model.modules()):
+            return "int8"
+        return str(self.model.token.weight.dtype).removeprefix("torch.")
+
     @property
-    def status(self) -> str:
+    def status(self) -> Literal["ready", "draining", "failed"]:
         if self.draining:
             return "draining"
         return "ready" if self.engine_thread.thread.is_alive() else "failed"
@@ -155,6 +169,28 @@ class Service:
             return await self.explorer_process.run(task, params, key)
         work = partial(run_task, self.explorer_tasks, task, params)
         return await self.explorer_thread.run(Tenant(key), work)
+
+    async def engine_status(self) -> EngineStatus:
+        """What the engine is doing; during a long step, what it was doing when it was last asked."""
+        future = asyncio.wrap_future(self.engine_thread.request_status())
+        try:
+            return await asyncio.wait_for(future, STATUS_TIMEOUT_SECONDS)
+        except TimeoutError:
+            return self.engine_thread.status
+
+    def work_beside_engine(self) -> dict[WorkName, tuple[int, int]]:
+        """How many calls of each kind run, and how many wait."""
+        explorer_process = self.explorer_process
+        return {
+            "questions": (
+                self.explorer_thread if explorer_process is None else explorer_process.queue
+            ).counts(),
+            "audits": (0, 0) if explorer_process is None else explorer_process.audit_queue.counts(),
+            "templates": self.templates.counts(),
+            "grammars": self.grammars.counts(),
+            "preparation": self.preparation.counts(),
+            "validation": self.validation.counts(),
+        }
 
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections import Counter
 from http import HTTPStatus
-from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from keepleft.serving.http.connections import ConnectionCounter, address_key
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.request_framing import StrictConnection
@@ -26,11 +25,9 @@ MANY_CHUNKS = 256
 PIPELINE_SECONDS = 0.005  # between two pipelined requests, over all connections: hardly any client sends them
 
 
-def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
+def protocol_with_timeouts(limits: Limits, connections: ConnectionCounter) -> type[H11Protocol]:
     """H11Protocol itself would wait for headers, for unread bodies and for a client to read without end."""
-    max_per_address = min(limits.connections_per_address, limits.connections)
     next_pipelined_time = 0.0  # on the clock of the event loop
-    connections_by_address: Counter[str] = Counter()
 
     class TimeoutProtocol(H11Protocol):
         header_timer: asyncio.TimerHandle | None = None  # until the headers are complete
@@ -57,18 +54,13 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
             if connection_socket is not None:
                 connection_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self.address = address_key(self.client[0] if self.client else "")
-            connections_by_address[self.address] += 1
             self.header_timer = self.loop.call_later(limits.header_seconds, transport.abort)
-            if len(self.connections) > limits.connections:
-                self._refuse_connection(f"{limits.connections} connections are open already")
-            elif connections_by_address[self.address] > max_per_address:
-                self._refuse_connection(f"{max_per_address} connections from your address are open already")
+            if (reason := connections.add(self.address)) is not None:
+                self._refuse_connection(reason)
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self.address is not None:
-                connections_by_address[self.address] -= 1
-                if not connections_by_address[self.address]:
-                    del connections_by_address[self.address]
+                connections.remove(self.address)
                 self.address = None
             self._cancel_header_timer()
             self._cancel_write_timer()
@@ -220,19 +212,6 @@ class BoundedFlowControl(FlowControl):
     def resume_reading(self) -> None:
         if len(self.unparsed) <= MAX_UNPARSED_BYTES:
             super().resume_reading()
-
-
-def address_key(host: str) -> str:
-    """What counts as one client: an IPv4 address, or an IPv6 network of 64 bits, which one client may own."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:  # a Unix socket
-        return host
-    if not isinstance(address, IPv6Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> 64 << 64))
 
 
 def raw_response(error: APIError) -> bytes:

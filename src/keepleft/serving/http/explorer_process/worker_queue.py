@@ -78,6 +78,11 @@ class WorkerQueue:
         task.future.add_done_callback(partial(self._on_done, task))
         return task.future
 
+    def counts(self) -> tuple[int, int]:
+        """How many tasks run and how many wait."""
+        with self.condition:
+            return int(self.running is not None), sum(map(len, self.waiting.values()))
+
     def drain(self, seconds: float) -> bool:
         """Wait until nothing runs or waits, at most this long. Blocks: call it in a thread."""
         with self.condition:

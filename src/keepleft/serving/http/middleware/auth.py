@@ -124,6 +124,11 @@ def _password(credentials: bytes) -> bytes:
         return b""
 
 
+def is_same_origin(sec_fetch_site: str | None) -> bool:
+    """By the header Sec-Fetch-Site: the server's own page asks, its user does, or a program (None)."""
+    return sec_fetch_site in (None, "none", "same-origin")
+
+
 class AuthMiddleware:
     """Rejects requests without a valid key, except /health, and notes the tenant of the others."""
 
@@ -135,8 +140,8 @@ class AuthMiddleware:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             is_page = scope["path"] == "/" or scope["path"].startswith("/explore/")
-            is_same_origin = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
-            tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_same_origin)
+            is_own_request = is_same_origin(headers.get(b"sec-fetch-site", b"none").decode("latin-1"))
+            tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_own_request)
             if tenant is None and scope["path"] != PUBLIC_PATH:
                 error = APIError(
                     401,

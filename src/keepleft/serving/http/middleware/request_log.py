@@ -25,7 +25,8 @@ DEFAULT_HEADERS = {  # of every response that does not set them itself
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-QUIET_ROUTES = ("/health", "/metrics")  # logged at debug
+WATCHING_ROUTES = ("/health", "/metrics", "/explore/server")  # asked every few seconds: logged at debug
+TENANT_LABEL_LENGTH = 8  # characters of the hash of a key
 MAX_STACK_LINES = 12
 
 
@@ -105,12 +106,14 @@ class RequestLogMiddleware:
         end_time = time.monotonic()
         route = getattr(scope.get("route"), "path", "other")
         self._count_request(route, record, status, end_time)
-        if route not in QUIET_ROUTES and (key := scope["state"].get("tenant")) is not None:
-            self.metrics.count_usage(key, record.prompt_tokens, record.completion_tokens)
+        if route not in WATCHING_ROUTES and status:
+            self.metrics.count_response(status)
+        if route not in WATCHING_ROUTES and (key := scope["state"].get("tenant")) is not None:
+            self.metrics.count_usage(key, status, record.prompt_tokens, record.completion_tokens)
         milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
         ttft = record.first_token_time and record.first_token_time - record.arrival_time
         self.log(
-            "debug" if route in QUIET_ROUTES else "info",
+            "debug" if route in WATCHING_ROUTES else "info",
             {
                 "id": record.request_id,
                 "method": scope["method"],
@@ -121,7 +124,7 @@ class RequestLogMiddleware:
                 "ttft_ms": milliseconds(ttft),
                 "ms": milliseconds(end_time - record.arrival_time),
                 "ended": record.abort_reason,
-                "tenant": scope["state"].get("tenant", "")[:8] or None,
+                "tenant": scope["state"].get("tenant", "")[:TENANT_LABEL_LENGTH] or None,
             },
         )
 
@@ -134,7 +137,7 @@ class RequestLogMiddleware:
         if record.scheduled_time is not None and record.submitted_time is not None:
             metrics.queue_time.observe(max(0.0, record.scheduled_time - record.submitted_time))
         if record.first_token_time is not None and record.last_token_time is not None:
-            metrics.time_to_first_token.observe(record.first_token_time - record.arrival_time)
+            metrics.observe_ttft(record.first_token_time - record.arrival_time)
             if record.completion_tokens > 1:
                 metrics.time_per_output_token.observe(
                     (record.last_token_time - record.first_token_time) / (record.completion_tokens - 1)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
-from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.middleware.auth import APIKeys
 from keepleft.serving.http.schemas.responses import ExplorerAnswer, response_docs
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
@@ -19,10 +20,12 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# tells the operator's page, and no other, where to ask what the server is doing
+OPERATOR_ATTRIBUTE = ('data-api-url="./"', 'data-api-url="./" data-status-url="server"')
 PAGE_HEADERS = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-control": "no-cache"}
 
 
-def routes(service: Service) -> APIRouter:
+def routes(service: Service, keys: APIKeys) -> APIRouter:
     router = APIRouter(route_class=validated_route(service))
 
     @router.get("/", include_in_schema=False)
@@ -30,8 +33,12 @@ def routes(service: Service) -> APIRouter:
         return RedirectResponse("explore/", 307)
 
     @router.get("/explore/", include_in_schema=False)
-    async def page() -> Response:
-        return _file_response(service.page_folder, "index.html")
+    async def page(request: Request) -> Response:
+        response = _file_response(service.page_folder, "index.html")
+        if isinstance(response, FileResponse) and keys.is_operator(request.state.tenant):
+            html = (service.page_folder / "index.html").read_text("utf-8")
+            return HTMLResponse(html.replace(*OPERATOR_ATTRIBUTE, 1), headers=PAGE_HEADERS)
+        return response
 
     @router.get("/explore/explorer.js", include_in_schema=False)
     async def script() -> Response:

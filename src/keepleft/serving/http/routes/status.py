@@ -60,7 +60,10 @@ def routes(service: Service, metrics: Metrics, keys: APIKeys) -> APIRouter:
     )
     async def prometheus_metrics(request: Request) -> Response:
         key: str = request.state.tenant
-        content = metrics.render() if keys.is_operator(key) else metrics.render_usage(key)
+        if keys.is_operator(key):
+            content = metrics.render((await service.engine_status()).totals)
+        else:
+            content = metrics.render_usage(key)
         return PlainTextResponse(content, media_type="text/plain; version=0.0.4")
 
     return router
