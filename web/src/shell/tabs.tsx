@@ -43,6 +43,7 @@ export function Tabs({ views, view, onSelect }: Props) {
     <div ref={list} class="tabs" role="tablist" aria-label="Views" onKeyDown={onKeyDown}>
       {views.map((name, n) => (
         <button
+          key={name}
           type="button"
           role="tab"
           id={`keepleft-tab-${name}`}
