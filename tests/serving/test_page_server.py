@@ -99,6 +99,20 @@ def test_the_numbers_move_while_a_completion_runs(open_page, server):
     assert not any("/explore/server" in url for url in urls)
 
 
+def test_the_tab_stays_where_it_is_when_the_model_has_answered(open_page, server):
+    page = open_page(OPERATOR)
+    page.wait_for_selector("role=tab[name='Training']")
+    server_tab = page.get_by_role("tab", name="Server")
+    place = server_tab.bounding_box()
+    page.route("**/explore/model_info", lambda route: None)  # the model never answers
+    page.reload()
+    page.wait_for_selector("[role=tab]")
+    assert page.locator("[role=tab]").count() == 1
+    assert server_tab.bounding_box()["x"] == pytest.approx(place["x"], abs=20)
+    server_tab.click()
+    page.wait_for_selector(".figures")
+
+
 def test_a_phone_is_wide_enough(open_page):
     page = open_page(OPERATOR, "#view=server", width=360)
     page.wait_for_selector(".figures")
