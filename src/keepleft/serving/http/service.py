@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -19,7 +20,7 @@ from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
 from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
 from keepleft.serving.engine.activity import EngineStatus
-from keepleft.serving.engine.request import NOBODY, Engine, Events, Tenant
+from keepleft.serving.engine.request import NOBODY, Engine, Events, ShuttingDownError, Tenant
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
 from keepleft.serving.http.connections import ConnectionCounter
@@ -63,7 +64,7 @@ class Service:
         self.explorer = explorer
         self.explorer_process = explorer_process
         self.explorer_tasks = make_tasks(self.model, explorer)
-        self.explorer_thread = FairExecutor(1, "keepleft explorer")
+        self.explorer_thread = FairExecutor(1, "keepleft explorer", max_waiting=limits.questions)
         self.page_folder = page_folder
         self.generator = TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer)
         self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
@@ -195,7 +196,8 @@ class Service:
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""
         if self.chat_template is not None and self.special_tokenizer is not None:
-            self.template_sandboxes.warm()
+            with suppress(ShuttingDownError):
+                self.template_sandboxes.warm()
 
     def drain(self, seconds: float) -> bool:
         """Take no new requests and wait for those in flight, at most this long; then cancel them and close.
