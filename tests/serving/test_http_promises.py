@@ -611,6 +611,32 @@ def test_while_it_drains_the_server_says_so_at_once():
         clock.assert_at_once()
 
 
+SLOW_TEMPLATE = "{% for a in range(700) %}{% for b in range(700) %}{% endfor %}{% endfor %}hi"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),  # its template is being rendered
+        ("/v1/completions", {"prompt": "the sea", "max_tokens": 1, "echo": True, "logprobs": 1}),
+    ],
+)
+def test_a_request_that_is_not_in_the_engine_yet_may_finish_too(path, body):
+    loaded = decoder(chat_template=SLOW_TEMPLATE)
+    limits = Limits(template_seconds=NEVER)
+    with (
+        running(loaded, Slow, limits, shutdown_timeout=NEVER) as (port, service, server),
+        connect(port) as connection,
+    ):
+        connection.sendall(request(body, path))
+        wait_until(lambda: service.num_answering)
+        stop_by_signal(server)
+        answer = read_until_closed(connection)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        server.thread.join(NEVER)
+        assert not server.thread.is_alive()
+
+
 def test_a_second_signal_stops_the_server_at_once():
     with (
         running(decoder(), Slow, shutdown_timeout=NEVER) as (port, service, server),
@@ -625,19 +651,21 @@ def test_a_second_signal_stops_the_server_at_once():
         clock.assert_at_once()
 
 
-def test_a_template_that_hangs_does_not_hold_up_the_shutdown():
+@pytest.mark.parametrize(("shutdown_timeout", "num_signals"), [(0, 1), (NEVER, 2)])
+def test_a_template_that_hangs_does_not_hold_up_the_shutdown(shutdown_timeout, num_signals):
     loaded = decoder(chat_template=ENDLESS_TEMPLATE)
     limits = Limits(template_seconds=NEVER)
     with (
-        running(loaded, limits=limits, shutdown_timeout=0) as (port, service, server),
+        running(loaded, limits=limits, shutdown_timeout=shutdown_timeout) as (port, service, server),
         connect(port) as connection,
     ):
         connection.sendall(request(CHAT, "/v1/chat/completions"))
         wait_until(lambda: service.templates.counts() == (1, 0))
         sandboxes = service.template_sandboxes.sandboxes
         wait_until(lambda: all(sandbox.process for sandbox in sandboxes))  # one warms up, one renders
-        with Clock() as clock:
+        for _ in range(num_signals):
             stop_by_signal(server)
+        with Clock() as clock:
             answer = read_until_closed(connection)
             server.thread.join(NEVER)
         clock.assert_at_once()

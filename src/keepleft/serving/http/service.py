@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -83,6 +84,9 @@ class Service:
         self.grammar_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
         self.template_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
         self.draining = False
+        self.condition = threading.Condition()
+        self.num_answering = 0  # requests that may still submit something to the engine
+        self.aborted = False
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -193,6 +197,18 @@ class Service:
             "validation": self.validation.counts(),
         }
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A request that is prepared and answered: until then, `drain` does not close the engine."""
+        with self.condition:
+            self.num_answering += 1
+        try:
+            yield
+        finally:
+            with self.condition:
+                self.num_answering -= 1
+                self.condition.notify_all()
+
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""
         if self.chat_template is not None and self.special_tokenizer is not None:
@@ -207,7 +223,9 @@ class Service:
         self.draining = True
         deadline = time.monotonic() + seconds
         try:
-            all_finished = self.engine_thread.drain(seconds)
+            with self.condition:
+                self.condition.wait_for(lambda: not self.num_answering or self.aborted, seconds)
+            all_finished = self.engine_thread.drain(0.0 if self.aborted else deadline - time.monotonic())
             if self.explorer_process is not None:
                 all_finished &= self.explorer_process.drain(max(0.0, deadline - time.monotonic()))
             return all_finished
@@ -229,6 +247,9 @@ class Service:
         """Cancel all requests in flight."""
         if self.explorer_process is not None:
             self.explorer_process.close()
+        with self.condition:
+            self.aborted = True
+            self.condition.notify_all()
         for handle in list(self.engine_thread.in_flight):
             self.engine_thread.cancel(handle)
 
