@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from keepleft.serving.engine.request import OverloadedError, Tenant
+from keepleft.serving.engine.request import OverloadedError, ShuttingDownError, Tenant
 from keepleft.serving.http.fair_executor import FairExecutor
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware import admission
@@ -56,6 +56,21 @@ def test_too_many_of_one_key_are_refused(executor):
     futures[3].cancel()
     release.set()
     assert [future.cancelled() or future.result(30) for future in futures].count(True) == 1
+
+
+def test_what_waits_at_the_end_fails_and_nothing_more_is_accepted(executor):
+    release = threading.Event()
+    running_call = executor.submit(LOUD, release.wait)
+    wait_until(lambda: not len(executor.waiting))
+    waiting, cancelled = (executor.submit(LOUD, lambda: None) for _ in range(2))
+    cancelled.cancel()
+    executor.shutdown()
+    with pytest.raises(ShuttingDownError):
+        waiting.result(30)
+    with pytest.raises(ShuttingDownError):
+        executor.submit(QUIET, lambda: None)
+    release.set()
+    assert running_call.result(30)
 
 
 def test_requests_of_one_key_too_many_are_refused_before_their_body_is_read(monkeypatch):

@@ -126,7 +126,7 @@ def running(
     with service(loaded, engine, limits, explorer=explorer) as running_service:
         app = make_app(running_service, **app_options)
         server = Server(app, running_service, port=0, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
-        thread = threading.Thread(target=server.run, daemon=True)
+        server.thread = thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         assert is_ready.wait(30)
         try:

@@ -7,14 +7,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from keepleft.serving.engine.fair_queue import FairQueue
-from keepleft.serving.engine.request import OverloadedError, Tenant
+from keepleft.serving.engine.request import OverloadedError, ShuttingDownError, Tenant
 
 Result = TypeVar("Result")
 USAGE_PER_SECOND = 1000.0  # the queue counts milliseconds
+SHUTDOWN_MESSAGE = "the server is shutting down: ask another one"
 
 
 class FairExecutor:
@@ -34,20 +36,22 @@ class FairExecutor:
     async def run(self, tenant: Tenant, work: Callable[[], Result]) -> Result:
         """The result of the work; skipped if the caller is cancelled before its turn comes.
 
-        Raises OverloadedError if too many calls of the key wait.
+        Raises OverloadedError if too many calls of the key wait, ShuttingDownError after `shutdown`.
         """
         return await asyncio.wrap_future(self.submit(tenant, work))
 
     def submit(self, tenant: Tenant, work: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
         with self.condition:
+            if self.closed:
+                raise ShuttingDownError(SHUTDOWN_MESSAGE)
             if self.num_waiting[tenant.key] >= self.max_waiting:
                 raise OverloadedError(
                     f"{self.max_waiting} requests of yours wait for this already: try again in a moment"
                 )
             self.num_waiting[tenant.key] += 1
             self.waiting.push(tenant, (tenant, work, future))
-            if not self.num_idle and len(self.threads) < self.num_threads and not self.closed:
+            if not self.num_idle and len(self.threads) < self.num_threads:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self.threads.append(thread)
                 thread.start()
@@ -60,11 +64,12 @@ class FairExecutor:
             return len(self.threads) - self.num_idle, self.num_waiting.total()
 
     def shutdown(self) -> None:
-        """End the threads when they are done with what they do now; what waits is cancelled."""
+        """End the threads when they are done with what they do now; what waits fails."""
         with self.condition:
             self.closed = True
             for _, _, future in self.waiting.items():
-                future.cancel()
+                with suppress(InvalidStateError):  # the caller has left
+                    future.set_exception(ShuttingDownError(SHUTDOWN_MESSAGE))
             self.condition.notify_all()
 
     def _run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any
 
 from keepleft.serving.http.errors import APIError
@@ -65,9 +66,11 @@ def check_counts(body: bytes, limits: Limits) -> None:
 def _check_levels(document: Any, limits: Limits, *, check_unicode: bool) -> None:
     """Check depth, keys and strings, one level of nesting after the other."""
     level = [document]
-    for _ in range(limits.depth + 1):
+    for depth in count():
         next_level: list[Any] = []
         for value in level:
+            if depth >= limits.depth and isinstance(value, dict | list):
+                raise _too_deep(limits.depth)
             if isinstance(value, dict):
                 if len(value) > limits.keys:
                     raise _too_many(f"an object has more than {limits.keys:,} fields")
@@ -82,7 +85,6 @@ def _check_levels(document: Any, limits: Limits, *, check_unicode: bool) -> None
         if not next_level:
             return
         level = next_level
-    raise _too_deep(limits.depth)
 
 
 def _too_many(reason: str) -> APIError:

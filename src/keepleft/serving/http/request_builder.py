@@ -116,11 +116,46 @@ def build_requests(
 
     Slow, since it tokenizes: call it through `prepare_plan`.
     """
+    stop_strings = check_fields(
+        service,
+        fields,
+        options,
+        stop=stop,
+        num_prompts=len(prompts),
+        num_choices=num_choices,
+        best_of=best_of,
+        logprobs=logprobs,
+    )
+    num_sequences = num_choices if best_of is None else best_of
+    options, seed = _apply_num_sequences(options, fields, num_sequences, stop_strings, service.limits)
+    rows = _encode_prompts(service, prompts, options)
+    (prefix,) = encode_prefixes(service.tokenizer, GenerationConfig(prefix=fields.prefix), 1) or [[]]
+    requests = []
+    for n, row in enumerate(rows):
+        request_options = _fit_max_tokens(service, options, row, len(prefix), max_tokens)
+        request_options.check()
+        request_options = replace(request_options, seed=None if seed is None else _wrap_int64(seed + n))
+        requests.append(GenerationRequest(row, request_options, prefix, tenant, logprobs))
+    return RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
+
+
+def check_fields(
+    service: Service,
+    fields: GenerationFields,
+    options: GenerationConfig,
+    *,
+    stop: str | list[str] | None,
+    num_prompts: int = 1,
+    num_choices: int = 1,
+    best_of: int | None = None,
+    logprobs: int | None = None,
+) -> list[str]:
+    """Check a request against the limits, all but its texts, and return its stop strings. Raises APIError."""
     limits = service.limits
     stop = stop if stop is not None else fields.stop_strings
     stop_strings = [stop] if isinstance(stop, str) else options.stop_list if stop is None else list(stop)
-    _check_fields(fields, options, stop_strings, limits, service.model.design.vocab)
-    check_limit(len(prompts), limits.prompts, "prompt")
+    _check_generation_fields(fields, options, stop_strings, limits, service.model.design.vocab)
+    check_limit(num_prompts, limits.prompts, "prompt")
     check_limit(logprobs, limits.logprobs, "logprobs")
     check_limit(num_choices, limits.n, "n")
     check_limit(best_of, limits.n, "best_of")
@@ -131,17 +166,8 @@ def build_requests(
             f"best_of is {num_sequences} and n is {num_choices}: the first must not be smaller",
             param="best_of",
         )
-    check_limit(num_sequences * len(prompts), limits.choices, "n")
-    options, seed = _apply_num_sequences(options, fields, num_sequences, stop_strings, limits)
-    rows = _encode_prompts(service, prompts, options)
-    (prefix,) = encode_prefixes(service.tokenizer, GenerationConfig(prefix=fields.prefix), 1) or [[]]
-    requests = []
-    for n, row in enumerate(rows):
-        request_options = _fit_max_tokens(service, options, row, len(prefix), max_tokens)
-        request_options.check()
-        request_options = replace(request_options, seed=None if seed is None else _wrap_int64(seed + n))
-        requests.append(GenerationRequest(row, request_options, prefix, tenant, logprobs))
-    return RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
+    check_limit(num_sequences * num_prompts, limits.choices, "n")
+    return stop_strings
 
 
 def _apply_num_sequences(
@@ -246,7 +272,7 @@ def check_text(text: str, limits: Limits) -> str:
     return text
 
 
-def _check_fields(
+def _check_generation_fields(
     fields: GenerationFields, options: GenerationConfig, stop_strings: list[str], limits: Limits, vocab: int
 ) -> None:
     """Raise APIError for fields above their limit and for tokens outside the vocabulary."""

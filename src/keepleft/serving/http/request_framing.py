@@ -15,7 +15,7 @@ class StrictConnection(h11.Connection):
     """
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__(h11.SERVER, limits.headers)
+        super().__init__(h11.SERVER, limits.headers - 1)  # as many without an end are too many already
         self.limits = limits
         self.num_chunks = 0  # of the current body
         self.is_chunked = False

@@ -18,7 +18,8 @@ from keepleft.serving.http.connections import ConnectionCounter
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.timeouts import protocol_with_timeouts
 
-GRACEFUL_SHUTDOWN_SECONDS = 5.0  # for clients to receive their responses after the engine has drained
+GRACEFUL_SHUTDOWN_SECONDS = 5  # for clients to receive their responses after the engine has drained
+ABORT_SECONDS = 1  # the same after a second signal
 BACKLOG = 2048  # connections that the kernel keeps until they are accepted
 ACCEPTED_AT_ONCE = 32  # connections: asyncio tries as often again where there is no file descriptor left
 ACCEPT_ERROR_MESSAGE = "socket.accept() out of system resource"  # asyncio's
@@ -29,7 +30,7 @@ class Server(uvicorn.Server):
     """`on_ready` is called with host and port once the server listens.
 
     The first SIGINT or SIGTERM drains, for at most `shutdown_timeout` seconds. A second one cancels the
-    requests in flight, and a third exits at once.
+    requests in flight, and a third does not even wait for clients to be told so.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 backlog=ACCEPTED_AT_ONCE,
                 h11_max_incomplete_event_size=limits.headers,
-                timeout_graceful_shutdown=max(1, round(GRACEFUL_SHUTDOWN_SECONDS)),
+                timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
             )
         )
         logging.getLogger("uvicorn.access").propagate = False
@@ -91,14 +92,20 @@ class Server(uvicorn.Server):
                 context.get("exception"),
             )
 
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # of clients that do not read
+            connection.transport.abort()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal. Unlike uvicorn, do not raise it again after the shutdown: the exit code is 0."""
         if self.drain_thread is None:
             self.stop()
-        elif self.aborting:
+        elif self.aborting or self.should_exit:
             self.force_exit = self.should_exit = True
         else:
             self.aborting = True
+            self.config.timeout_graceful_shutdown = ABORT_SECONDS
             threading.Thread(target=self.service.abort_all, name="keepleft aborting", daemon=True).start()
 
     def stop(self) -> None:

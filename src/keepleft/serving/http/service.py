@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -19,7 +21,7 @@ from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
 from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
 from keepleft.serving.engine.activity import EngineStatus
-from keepleft.serving.engine.request import NOBODY, Engine, Events, Tenant
+from keepleft.serving.engine.request import NOBODY, Engine, Events, ShuttingDownError, Tenant
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
 from keepleft.serving.http.connections import ConnectionCounter
@@ -63,7 +65,7 @@ class Service:
         self.explorer = explorer
         self.explorer_process = explorer_process
         self.explorer_tasks = make_tasks(self.model, explorer)
-        self.explorer_thread = FairExecutor(1, "keepleft explorer")
+        self.explorer_thread = FairExecutor(1, "keepleft explorer", max_waiting=limits.questions)
         self.page_folder = page_folder
         self.generator = TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer)
         self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
@@ -82,6 +84,9 @@ class Service:
         self.grammar_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
         self.template_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
         self.draining = False
+        self.condition = threading.Condition()
+        self.num_answering = 0  # requests that may still submit something to the engine
+        self.aborted = False
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -192,10 +197,23 @@ class Service:
             "validation": self.validation.counts(),
         }
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A request that is prepared and answered: until then, `drain` does not close the engine."""
+        with self.condition:
+            self.num_answering += 1
+        try:
+            yield
+        finally:
+            with self.condition:
+                self.num_answering -= 1
+                self.condition.notify_all()
+
     def warm(self) -> None:
         """Prepare what the first chat would wait for. Slow: call it in a thread."""
         if self.chat_template is not None and self.special_tokenizer is not None:
-            self.template_sandboxes.warm()
+            with suppress(ShuttingDownError):
+                self.template_sandboxes.warm()
 
     def drain(self, seconds: float) -> bool:
         """Take no new requests and wait for those in flight, at most this long; then cancel them and close.
@@ -205,7 +223,9 @@ class Service:
         self.draining = True
         deadline = time.monotonic() + seconds
         try:
-            all_finished = self.engine_thread.drain(seconds)
+            with self.condition:
+                self.condition.wait_for(lambda: not self.num_answering or self.aborted, seconds)
+            all_finished = self.engine_thread.drain(0.0 if self.aborted else deadline - time.monotonic())
             if self.explorer_process is not None:
                 all_finished &= self.explorer_process.drain(max(0.0, deadline - time.monotonic()))
             return all_finished
@@ -227,6 +247,9 @@ class Service:
         """Cancel all requests in flight."""
         if self.explorer_process is not None:
             self.explorer_process.close()
+        with self.condition:
+            self.aborted = True
+            self.condition.notify_all()
         for handle in list(self.engine_thread.in_flight):
             self.engine_thread.cancel(handle)
 

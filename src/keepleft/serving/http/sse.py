@@ -27,7 +27,7 @@ def sse_data(event: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `events` until they end, the client disconnects or limits.seconds are over; then calls `close`.
+    """Sends `events` until they end, the client disconnects or its time is over; then calls `close`.
 
     After an exception it sends the events that `on_error` returns, and then the error.
     """
@@ -90,7 +90,7 @@ class EventStream(Response):
     async def _send_events(self, send_body: Callable[[bytes], Awaitable[None]]) -> bytes:
         """Send the events, and return the last bytes of the body: [DONE], or the error."""
         try:
-            async with asyncio.timeout(self.limits.seconds):
+            async with asyncio.timeout(self.record.seconds_left(self.limits)):
                 async for event in self.events:
                     await send_body(sse_data(event))
             return DONE
@@ -104,7 +104,7 @@ class EventStream(Response):
 
 
 async def until_disconnect(request: Request, limits: Limits, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled when the client disconnects or limits.seconds are over.
+    """The result of `work`, which is cancelled when the client disconnects or the request's time is over.
 
     Raises ClientDisconnectedError, TimeoutError, or what `work` raises.
     """
@@ -113,10 +113,11 @@ async def until_disconnect(request: Request, limits: Limits, work: Awaitable[Res
         while (await request.receive())["type"] != "http.disconnect":
             continue
 
+    record: RequestRecord = request.state.record
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect())
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(record.seconds_left(limits)):
             await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnectedError

@@ -184,6 +184,8 @@ def protocol_with_timeouts(limits: Limits, connections: ConnectionCounter) -> ty
             is_answered = self.cycle is not None and self.cycle.response_complete
             state = self.conn.their_state
             is_awaited = state is h11.IDLE or (state is h11.SEND_BODY and is_answered)
+            if state is h11.SEND_BODY and is_answered:
+                self._unset_keepalive_if_required()  # the connection is not idle
             if not is_awaited or self.transport.is_closing():
                 self._cancel_header_timer()
             elif self.header_timer is None and self.timeout_keep_alive_task is None:

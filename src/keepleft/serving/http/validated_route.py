@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,16 +47,18 @@ def validated_route(service: Service) -> type[APIRoute]:
             body_field = self.body_field
             if body_field is None:
                 return handle
+            uses_engine = self.path.startswith("/v1/")
 
             async def validate_and_handle(request: Request) -> Response:
                 body = await request.body()
                 validate = partial(validate_body, body, body_field, limits)
-                if len(body) < MIN_BYTES_FOR_THREAD:
-                    value = validate()
-                else:  # skipped if the client leaves before a thread is free
-                    validated = service.validation.run(Tenant(request.state.tenant), validate)
-                    value = await until_disconnect(request, limits, validated)
-                return await handle(ValidatedRequest(request.scope, request.receive, value))
+                with service.answering() if uses_engine else nullcontext():
+                    if len(body) < MIN_BYTES_FOR_THREAD:
+                        value = validate()
+                    else:  # skipped if the client leaves before a thread is free
+                        validated = service.validation.run(Tenant(request.state.tenant), validate)
+                        value = await until_disconnect(request, limits, validated)
+                    return await handle(ValidatedRequest(request.scope, request.receive, value))
 
             return validate_and_handle
 

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepleft.serving.http.errors import internal_error, to_api_error
+from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import Metrics
 
 Log = Callable[[str, dict[str, Any]], None]  # takes a level and the fields of a line
@@ -43,6 +44,10 @@ class RequestRecord:
     first_token_time: float | None = None
     last_token_time: float | None = None
     abort_reason: str | None = None  # why a stream ended early
+
+    def seconds_left(self, limits: Limits) -> float:
+        """Of limits.seconds, which begin with the arrival of the request, whatever it waits for."""
+        return self.arrival_time + limits.seconds - time.monotonic()
 
     def mark_submitted(self) -> None:
         self.submitted_time = time.monotonic()

@@ -18,6 +18,7 @@ from keepleft.serving.http.middleware.request_log import Log, RequestRecord
 from keepleft.serving.http.request_builder import (
     RequestPlan,
     build_requests,
+    check_fields,
     check_limit,
     prepare_plan,
     resolve_options,
@@ -65,8 +66,13 @@ async def _answer(service: Service, body: ChatRequest, record: RequestRecord, ke
     options = resolve_options(service.model, body, sample_by_default=True)
     max_tokens = next((n for n in _max_tokens_fields(body) if n is not None), None)
     check_limit(max_tokens, service.limits.new_tokens, "max_completion_tokens")
-    prompt = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    num_choices = body.n or 1
+    check = partial(
+        check_fields, service, body, options, stop=body.stop, num_choices=num_choices, logprobs=logprobs
+    )
+    await service.in_thread(check, tenant)  # before the template is rendered for it
+    prompt = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
     plan = await prepare_plan(
         service,
         tenant,
@@ -79,7 +85,7 @@ async def _answer(service: Service, body: ChatRequest, record: RequestRecord, ke
             max_tokens=service.limits.new_tokens if max_tokens is None else max_tokens,
             stop=body.stop,
             tenant=tenant,
-            num_choices=body.n or 1,
+            num_choices=num_choices,
             logprobs=logprobs,
         ),
     )

@@ -65,6 +65,7 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
 
 def _build_plan(service: Service, body: TranslateRequest, tenant: Tenant) -> RequestPlan:
     texts = as_texts(body.input, service.limits)
+    check_limit(len(texts), service.limits.prompts, "input")  # each is a prompt
     options = resolve_options(service.model, body, sample_by_default=False)
     num_choices = body.num_return_sequences or options.num_sequences
     if num_choices > options.beam_count and not options.do_sample:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from keepleft.serving.engine.request import ShuttingDownError
 from keepleft.serving.http.errors import APIError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Sandbox:
         self.tokenizer = tokenizer
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
+        self.closed = False
         self.loaded_eos: list[int] = []  # end-of-sequence tokens for which the process has a tokenizer
 
     def check_grammar(self, grammar: str, eos_token_id: int, seconds: float) -> None:
@@ -91,11 +93,18 @@ class Sandbox:
             self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
 
     def close(self) -> None:
+        """Kill the process. A call under way, like any later one, raises ShuttingDownError at once."""
+        self.closed = True
+        process = self.process
+        if process is not None:
+            process.kill()
         with self.lock:
             self._kill()
 
     def _call(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The response of the process; None if it took too long, or died."""
+        """The response of the process; None if it took too long, or died. Raises ShuttingDownError."""
+        if self.closed:
+            raise ShuttingDownError("the server is shutting down: ask another one")
         if self.process is None or self.process.poll() is not None:
             self._kill()
             self.process = subprocess.Popen(  # nosec B603 # no shell, and nothing of a request is in it
@@ -104,6 +113,8 @@ class Sandbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
+            if self.closed:  # meanwhile
+                self.process.kill()
         process = self.process
         timer = threading.Timer(seconds, process.kill)
         timer.start()
@@ -119,6 +130,8 @@ class Sandbox:
             timer.cancel()
         if not line.endswith(b"\n"):
             self._kill()
+            if self.closed:
+                raise ShuttingDownError("the server is shutting down: ask another one")
             return None
         response: dict[str, Any] = json.loads(line)
         return response
