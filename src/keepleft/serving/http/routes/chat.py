@@ -22,6 +22,7 @@ from keepleft.serving.http.request_builder import (
     prepare_plan,
     resolve_options,
     tenant_of,
+    texts_in,
     usage,
 )
 from keepleft.serving.http.schemas.requests import ChatRequest
@@ -65,24 +66,23 @@ async def _answer(service: Service, body: ChatRequest, record: RequestRecord, ke
     options = resolve_options(service.model, body, sample_by_default=True)
     max_tokens = next((n for n in _max_tokens_fields(body) if n is not None), None)
     check_limit(max_tokens, service.limits.new_tokens, "max_completion_tokens")
-    prompt = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
+    chat = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    plan = await prepare_plan(
-        service,
-        tenant,
-        partial(
-            build_requests,
+
+    def build_plan() -> RequestPlan:
+        return build_requests(
             service,
             body,
-            [prompt],
+            [chat_template.encode_chat(service, chat)],
             options,
             max_tokens=service.limits.new_tokens if max_tokens is None else max_tokens,
             stop=body.stop,
             tenant=tenant,
             num_choices=body.n or 1,
             logprobs=logprobs,
-        ),
-    )
+        )
+
+    plan = await prepare_plan(service, tenant, build_plan, texts_in([chat.text, body.prefix]))
     base_fields = {
         "id": f"chatcmpl-{record.request_id}",
         "created": int(time.time()),
