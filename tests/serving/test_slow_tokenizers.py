@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from keepleft.serving.http.middleware.auth import APIKey, APIKeys
 from keepleft.serving.http.sandbox.client import Sandbox
 from serving.test_http_errors import refused
 from serving.test_http_misbehaving_clients import wait_until
-from serving.tiny_services import CHAT, TOKENS, client, decoder, encoder, running, talker, translator
+from serving.tiny_services import CHAT, TOKENS, client, decoder, encoder, running, service, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CUBIC = "a*a*(?<!a)$"  # minutes for HANGING
@@ -136,11 +137,39 @@ def test_a_panic_in_a_call_of_the_library_is_a_value_error(capfd):
         kl.generate(loaded.model, loaded.tokenizer, PANICKING)
 
 
+def test_a_long_text_does_not_stop_the_other_threads(capfd):
+    longest_pause = 0.0
+    is_done = threading.Event()
+
+    def watch():
+        nonlocal longest_pause
+        last = time.perf_counter()
+        while not is_done.is_set():
+            time.sleep(0.001)
+            longest_pause = max(longest_pause, time.perf_counter() - last)
+            last = time.perf_counter()
+
+    text = "the sea is calm, and the ship sails on " * 20_000
+    with service(decoder()) as running_service:
+        encoder = replace(running_service.encoder, quick_length=len(text) + 1)
+        thread = threading.Thread(target=watch)
+        thread.start()
+        (tokens,) = encoder.encode([text])
+        is_done.set()
+        thread.join()
+        assert tokens == TOKENS.encode(text).ids  # 0.4 seconds in which no other thread runs
+        assert encoder.encode([text], add_special_tokens=False)[0] == tokens
+        encoder = replace(encoder, tokenizer=hostile(EXPONENTIAL))
+        with pytest.raises(EncodingError, match="Onig"):
+            encoder.encode([f"{'x' * 5000}y"])
+    assert longest_pause < 0.1
+
+
 def test_a_text_that_grows_beyond_all_bounds_is_refused():
     tokenizer = Tokenizer.from_str(TOKENS.to_str())
     tokenizer.normalizer = normalizers.Replace("a", "the " * 200)
     loaded = LoadedModel(decoder().model, tokenizer)
-    with client(loaded, limits=Limits(tokenize_seconds=20.0), max_model_len=64) as http_client:
+    with client(loaded, max_model_len=64) as http_client:
         refused(http_client.post("/v1/completions", json={"prompt": "a"}), code="context_length_exceeded")
         answer = http_client.post("/v1/completions", json={"prompt": "a" * 100_000})
         assert answer.status_code == 400

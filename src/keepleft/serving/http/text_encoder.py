@@ -12,6 +12,8 @@ from keepleft.serving.http.sandbox.client import SandboxPool
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+MAX_GIL_CHARACTERS = 4096  # of a text that is encoded while all other threads wait: about a millisecond
+
 
 @dataclass(frozen=True)
 class TextEncoder:
@@ -32,7 +34,13 @@ class TextEncoder:
         """
         if all(map(self.is_quick, texts)):
             return [
-                encode_text(self.tokenizer, text, add_special_tokens=add_special_tokens) for text in texts
+                encode_text(
+                    self.tokenizer,
+                    text,
+                    add_special_tokens=add_special_tokens,
+                    release_gil=len(text) > MAX_GIL_CHARACTERS,
+                )
+                for text in texts
             ]
         with self.sandboxes.borrow() as sandbox:
             return sandbox.encode(
