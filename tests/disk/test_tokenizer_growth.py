@@ -12,9 +12,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from keepleft.data.tokenizer import TOKENIZER_KINDS, load_tokenizer, train_tokenizer
 from keepleft.disk.plain_regex import plain_match_length
+from keepleft.disk.split_regexes import LLAMA3_SPLIT_REGEX
 from keepleft.disk.tokenizer_growth import MAX_ADDED, MAX_UNICODE_FACTOR, UNICODE_FACTORS
 from keepleft.disk.tokenizer_json import parse_tokenizer
-from keepleft.weights import gguf_tokenizer
 
 VOCAB = {chr(code): code - 32 for code in range(32, 127)}
 METASPACE_DECODER = decoders.Sequence(
@@ -90,7 +90,7 @@ HONEST = {
     "LLaMA 3": dict(
         pre_tokenizer=pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(gguf_tokenizer.LLAMA3_SPLIT_REGEX), "isolated"),
+                pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         ),

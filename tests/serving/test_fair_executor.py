@@ -30,6 +30,18 @@ def test_results_and_errors_come_back(executor):
         asyncio.run(executor.run(LOUD, lambda: 1 // 0))
 
 
+def test_a_panic_which_is_no_exception_comes_back_as_one(executor):
+    class PanicException(BaseException):
+        pass
+
+    def fail():
+        raise PanicException("index out of bounds")
+
+    with pytest.raises(RuntimeError, match="PanicException: index out of bounds"):
+        asyncio.run(executor.run(LOUD, fail))
+    assert asyncio.run(executor.run(LOUD, lambda: 7)) == 7
+
+
 def test_a_quiet_key_is_next_whatever_waits(executor):
     release = threading.Event()
     order = []

@@ -187,7 +187,6 @@ def test_a_body_is_parsed_once_and_a_large_one_in_a_thread(monkeypatch, size):
         threads.append(threading.current_thread().name)
         return loads(*args, **options)
 
-    monkeypatch.setattr(json, "loads", record_thread)
     validated_in = []
     validate = validated_route.validate_body
     monkeypatch.setattr(
@@ -196,6 +195,7 @@ def test_a_body_is_parsed_once_and_a_large_one_in_a_thread(monkeypatch, size):
         lambda *args: validated_in.append(threading.current_thread().name) or validate(*args),
     )
     with client(decoder()) as http_client:
+        monkeypatch.setattr(json, "loads", record_thread)
         answer = http_client.post("/v1/completions", json={"prompt": "a" * size, "max_tokens": 1})
     assert answer.status_code == (200 if size == 10 else 400)
     assert threads == validated_in

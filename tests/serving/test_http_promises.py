@@ -475,6 +475,7 @@ def test_a_grammar_has_grammar_seconds():
 
 def test_every_limit_has_a_row_or_a_clock():
     clocked = {"write_seconds", "seconds", "template_seconds", "grammar_seconds", "questions", *SLOW_CLIENTS}
+    clocked |= {"tokenize_seconds"}  # by test_slow_tokenizers.py
     assert {*SIZES, *WIRE_SIZES, *clocked} == {field.name for field in fields(Limits)}
 
 

@@ -24,10 +24,11 @@ from tokenizers import (
 import keepleft as kl
 import peers
 from keepleft.data.tokenizer import train_tokenizer
+from keepleft.disk.split_regexes import LLAMA3_SPLIT_REGEX
 from keepleft.runs import parity
 from keepleft.weights import to_gguf
 from keepleft.weights.gguf import GGUFFile
-from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, LLAMA3_SPLIT_REGEX, read_tokenizer
+from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, read_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 V = 400

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keepleft.data.ragged import IntArray
-from keepleft.data.tokenizer import PIECE_REGEX, WORD_REGEX, special_tokens
+from keepleft.data.tokenizer import WORD_REGEX, special_tokens
+from keepleft.disk.split_regexes import PIECE_REGEX
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

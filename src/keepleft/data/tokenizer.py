@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from keepleft.disk.regular_file import read_regular_file
+from keepleft.disk.split_regexes import PIECE_REGEX
 from keepleft.disk.tokenizer_json import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, parse_tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -28,17 +29,6 @@ SPECIAL_TOKENS = (PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN)
 SCORE_DIGITS = 9  # of unigram pieces
 RARE_CHARACTER_DISTANCE = 1e-4  # between their scores, in the unigram trainer
 SENTINEL_FORMAT = "<extra_id_{}>"
-
-# Letters, digits and punctuation are separate pieces, each with at most one space before it; a line break is
-# a piece of its own. Classes are spelt out, so that every regular expression engine reads them alike. Beyond
-# ASCII everything is a letter but the punctuation named here, so the vowel signs of Devanagari stay with
-# their consonants.
-_PUNCTUATION = r"!-/:-@\[-`{-\x7f\x00-\x08\x0b\x0c\x0e-\x1f" "¡«»¿\u0964\u0965\u2010-\u206f\u3000-\u303f"
-PIECE_REGEX = (
-    rf" ?[A-Za-z]+| ?[^ \t\n\rA-Za-z0-9{_PUNCTUATION}][^ \t\n\r0-9{_PUNCTUATION}]*"
-    rf"| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]+"
-    r"|\n|[ \t\r]+(?![^ \t\n\r])|[ \t\r]+"
-)
 
 WORD_REGEX = r"\n|[^ \t\n\r]+"
 

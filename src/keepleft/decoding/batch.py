@@ -12,6 +12,7 @@ from torch import Tensor
 
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
 from keepleft.decoding.processor_table import PromptContext
+from keepleft.disk.encode_text import encode_text
 from keepleft.models.design import Design
 from keepleft.models.transformer import CausalModel, EncoderDecoder
 
@@ -109,7 +110,7 @@ def encode_prompts(
         elif tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompts as lists of tokens")
         else:
-            row = list(tokenizer.encode(prompt).ids)
+            row = encode_text(tokenizer, prompt)
         if not row:
             if options.bos_token_id is None or model.design.is_encoder_decoder:
                 raise ValueError(
@@ -145,7 +146,7 @@ def encode_prefixes(
         raise ValueError(
             f"{len(prefixes)} prefixes were given for {num_prompts} prompts: give one, or one for each"
         )
-    return [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in prefixes]
+    return [encode_text(tokenizer, text, add_special_tokens=False) for text in prefixes]
 
 
 def pad_batch(

@@ -15,7 +15,13 @@ _QUANTIFIER = re.compile(r"\?|\*|\+|\{(\d{1,3})(?:,\d{0,3})?\}")
 
 
 def plain_match_length(pattern: str) -> int | None:
-    """The fewest characters that a plain regular expression matches; None if it is not plain.
+    """The fewest characters that a plain regular expression matches; None if it is not plain."""
+    lengths = plain_match_lengths(pattern)
+    return None if lengths is None else min(lengths)
+
+
+def plain_match_lengths(pattern: str) -> list[int] | None:
+    """The fewest characters that each alternative matches; None if the regular expression is not plain.
 
     Plain are alternatives without groups: characters, classes, anchors, and a lookaround of one character.
     Only the last of an alternative may repeat, so there is nothing to go back to.
@@ -42,7 +48,7 @@ def plain_match_length(pattern: str) -> int | None:
                 position = assertion_end
         lengths.append(match_length)
         if position == len(pattern):
-            return min(lengths)
+            return lengths
         if pattern[position] != "|":
             return None
         position += 1

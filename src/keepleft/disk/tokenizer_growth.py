@@ -59,6 +59,18 @@ def check_growth(tokenizer: Tokenizer, source_name: object) -> None:
 
     The parts are those that the library has read, as it writes them itself.
     """
+    for part, step, known_growth in growth_by_step(tokenizer):
+        growth = _known(known_growth, step, part, source_name)
+        _check_size(growth.factor, MAX_FACTOR, "for each character", step, part, source_name)
+        _check_size(growth.added, MAX_ADDED, "before or after each text", step, part, source_name)
+    _check_decoder(tokenizer, source_name)
+
+
+def growth_by_step(tokenizer: Tokenizer) -> Iterator[tuple[str, Step, Growth | None]]:
+    """Each step of encoding, with the part that it belongs to, and the growth of a text up to and with it.
+
+    A step that is not known here has None, and is the last.
+    """
     growth = Growth()
     for part, step_growth in (
         ("normalizer", _normalizer_growth),
@@ -71,12 +83,13 @@ def check_growth(tokenizer: Tokenizer, source_name: object) -> None:
             if part == "normalizer" and step["type"] in UNICODE_FACTORS:
                 run_factor = min(MAX_UNICODE_FACTOR, run_factor * UNICODE_FACTORS[step["type"]])
                 growth = before_run.then(Growth(run_factor))
+            elif (known_growth := step_growth(step)) is None:
+                yield part, step, None
+                return
             else:
-                growth = before_run = growth.then(_known(step_growth(step), step, part, source_name))
+                growth = before_run = growth.then(known_growth)
                 run_factor = 1
-            _check_size(growth.factor, MAX_FACTOR, "for each character", step, part, source_name)
-            _check_size(growth.added, MAX_ADDED, "before or after each text", step, part, source_name)
-    _check_decoder(tokenizer, source_name)
+            yield part, step, growth
 
 
 def _check_decoder(tokenizer: Tokenizer, source_name: object) -> None:

@@ -13,6 +13,7 @@ from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.batch import pad_batch
 from keepleft.decoding.generation_config import decoder_start_token, from_model_directory
 from keepleft.decoding.score import ScoredToken, score_tokens
+from keepleft.disk.encode_text import encode_text
 from keepleft.models.design import ClassificationHead, MaskedLMHead, PoolingHead
 from keepleft.models.heads import Pooler
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
@@ -42,7 +43,7 @@ class Predictor:
     def classify(self, texts: Sequence[str]) -> Tensor:
         """(texts, labels) probabilities; texts are cut to the model's positions and must not be empty."""
         max_positions = self.model.design.max_positions
-        rows = [self.tokenizer.encode(text).ids[:max_positions] for text in texts]
+        rows = [encode_text(self.tokenizer, text)[:max_positions] for text in texts]
         if empty := [n for n, row in enumerate(rows) if not row]:
             raise ValueError(f"text {empty[0]} is empty: there is nothing to classify")
         return self.probabilities(rows)
@@ -69,7 +70,7 @@ class Predictor:
             raise ValueError("the tokenizer has no mask: there is no way to say where the gap is")
         self.tokenizer.encode_special_tokens = False  # here, and only here, the mask in a text is the mask
         try:
-            row = self.tokenizer.encode(text).ids
+            row = encode_text(self.tokenizer, text)
         finally:
             self.tokenizer.encode_special_tokens = True
         positions = [n for n, token in enumerate(row) if token == mask_id]
@@ -97,6 +98,19 @@ class Predictor:
 
     def encode_for_score(self, text: str, source: str | None) -> tuple[list[int], list[int], list[int]]:
         """What the model reads before a text, the tokens to score, and the source; errors as `score`."""
+        is_encoder_decoder = self.model.design.is_encoder_decoder
+        if is_encoder_decoder and source is None:
+            raise ValueError("this model scores a text for its source: give both, with a tab between them")
+        source_tokenizer = self.source_tokenizer or self.tokenizer
+        return self.arrange_for_score(
+            encode_text(self.tokenizer, text, add_special_tokens=not is_encoder_decoder),
+            [] if source is None else encode_text(source_tokenizer, source),
+        )
+
+    def arrange_for_score(
+        self, tokens: list[int], source_tokens: list[int]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """As `encode_for_score`, of tokens; those of an encoder-decoder's text are without special tokens."""
         options = from_model_directory(self.model.notes)
         design = self.model.design
         if design.decoder is None:
@@ -105,14 +119,7 @@ class Predictor:
                 "encoder-decoder"
             )
         if design.is_encoder_decoder:
-            if source is None:
-                raise ValueError(
-                    "this model scores a text for its source: give both, with a tab between them"
-                )
-            tokens = self.tokenizer.encode(text, add_special_tokens=False).ids + list(options.eos_ids[:1])
-            source_tokens = (self.source_tokenizer or self.tokenizer).encode(source).ids
-            return [decoder_start_token(options)], tokens, source_tokens
-        tokens = self.tokenizer.encode(text).ids
+            return [decoder_start_token(options)], tokens + list(options.eos_ids[:1]), source_tokens
         bos = options.bos_or_eos
         if bos is not None and tokens[:1] != [bos]:
             return [bos], tokens, []

@@ -32,6 +32,7 @@ from keepleft.decoding.generation_config import GenerationConfig, decoder_start_
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.score import score_tokens
+from keepleft.disk.encode_text import encode_text
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.pipelines.loading import load_for_inference
 
@@ -75,8 +76,10 @@ class TextGenerator:
 
     def prompt(self, text: str, tag: str | None) -> str | list[int]:
         """The text, or its tokens where a tag (such as <2fr>) precedes it. An unknown tag is a ValueError."""
-        if tag is None:
-            return text
+        return text if tag is None else [self.tag_token(tag), *encode_text(self.input_tokenizer, text)]
+
+    def tag_token(self, tag: str) -> int:
+        """Raises ValueError for an unknown tag."""
         special_ids = {
             token.content: token_id
             for token_id, token in self.input_tokenizer.get_added_tokens_decoder().items()
@@ -88,7 +91,7 @@ class TextGenerator:
                 f"the model has no tag {tag!r}: "
                 + (f"there are {', '.join(sorted(language_tags))}" if language_tags else "leave it out")
             )
-        return [special_ids[tag], *self.input_tokenizer.encode(text).ids]
+        return special_ids[tag]
 
     def generate(
         self,

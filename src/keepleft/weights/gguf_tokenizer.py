@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from keepleft.disk.split_regexes import LLAMA3_SPLIT_REGEX
 from keepleft.disk.tokenizer_growth import check_growth
 from keepleft.disk.tokenizer_json import parse_tokenizer
 
@@ -27,12 +28,6 @@ SPECIAL_TOKEN_KEYS = {
     "unk_token_id": "unknown",
     "pad_token_id": "padding",
 }
-
-# the pre-tokenizer "llama-bpe"
-LLAMA3_SPLIT_REGEX = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:

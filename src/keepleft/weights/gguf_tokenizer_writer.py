@@ -6,11 +6,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from keepleft.disk.split_regexes import LLAMA3_SPLIT_REGEX
 from keepleft.weights.gguf_tokenizer import (
     BYTE,
     CONTROL,
     HF_TOKENIZER_KEY,
-    LLAMA3_SPLIT_REGEX,
     NORMAL,
     SPECIAL_TOKEN_KEYS,
     UNKNOWN,

@@ -11,6 +11,7 @@ from keepleft.data.token_text import token_pieces, token_texts
 from keepleft.decoding.batch import encode_prompts
 from keepleft.decoding.generate import resolve_options
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
+from keepleft.disk.encode_text import encode_text
 from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer.params import MAX_TOKENS, Params
 
@@ -59,11 +60,10 @@ class DisplayTokenizer:
     def encode_text(self, text: str) -> list[int]:
         """A complete text to analyse: of a decoder the input, of an encoder-decoder the target."""
         if self.generator.is_encoder_decoder:
-            return [*self.start_tokens, *self.generator.tokenizer.encode(text, add_special_tokens=False).ids]
+            tokens = encode_text(self.generator.tokenizer, text, add_special_tokens=False)
+            return [*self.start_tokens, *tokens]
         first_token = None if self.generator.model.design.decoder is None else self.options.bos_or_eos
-        tokens = list(self.generator.tokenizer.encode(text).ids) or (
-            [] if first_token is None else [first_token]
-        )
+        tokens = encode_text(self.generator.tokenizer, text) or ([] if first_token is None else [first_token])
         if not tokens:
             raise ValueError("the text is empty: give some text to read")
         return tokens
@@ -71,9 +71,7 @@ class DisplayTokenizer:
     def encode_source(self, text: str) -> list[int]:
         """A complete source to analyse."""
         prompt = self._encode_language_tag(text)
-        tokens = (
-            list(self.generator.input_tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
-        )
+        tokens = encode_text(self.generator.input_tokenizer, prompt) if isinstance(prompt, str) else prompt
         if not tokens:
             raise ValueError("the source is empty: give some text to read")
         return tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from secrets import choice
 
 from keepleft.serving.http.errors import APIError
@@ -15,8 +16,17 @@ PRIVATE_USE_CHARACTERS = range(0xE000, 0xF8FF)  # of Unicode: they have no meani
 SEPARATOR_LENGTH = 8
 
 
-def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
-    """The tokens of a chat, including the generation prompt.
+@dataclass(frozen=True)
+class RenderedChat:
+    """`separator`: what breaks up special tokens that a message spells out; empty if none does."""
+
+    text: str
+    special_tokens: dict[str, int]
+    separator: str
+
+
+def render_chat(service: Service, messages: Sequence[Message]) -> RenderedChat:
+    """The text of a chat, including the generation prompt.
 
     Where a message spells out a special token, that spelling is broken up before the template is rendered, so
     that the special tokens in the rendered text are those of the template alone.
@@ -37,10 +47,15 @@ def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
     for message in plain_messages:
         for special in conflicting:
             message["content"] = message["content"].replace(special, f"{special[0]}{separator}{special[1:]}")
-    text = _render(service, plain_messages)
-    if not conflicting:
-        return list(service.special_tokenizer.encode(text, add_special_tokens=False).ids)
-    return _encode_with_special(service, text, special_tokens, separator)
+    return RenderedChat(_render(service, plain_messages), special_tokens, separator)
+
+
+def encode_chat(service: Service, chat: RenderedChat) -> list[int]:
+    """The tokens of a chat. Slow: call it in a thread."""
+    if chat.separator:
+        return _encode_with_special(service, chat)
+    (tokens,) = service.special_encoder.encode([chat.text], add_special_tokens=False)
+    return tokens
 
 
 def _render(service: Service, messages: list[dict[str, str]]) -> str:
@@ -63,19 +78,16 @@ def _render(service: Service, messages: list[dict[str, str]]) -> str:
         )
 
 
-def _encode_with_special(
-    service: Service, text: str, special_tokens: dict[str, int], separator: str
-) -> list[int]:
+def _encode_with_special(service: Service, chat: RenderedChat) -> list[int]:
     """Encode special tokens by their ids, and everything else as plain text without the separators."""
-    longest_first = sorted(special_tokens, key=len, reverse=True)
+    longest_first = sorted(chat.special_tokens, key=len, reverse=True)
     pattern = "(" + "|".join(map(re.escape, longest_first)) + ")"
+    parts = [part for part in re.split(pattern, chat.text) if part]
+    plain_texts = [part.replace(chat.separator, "") for part in parts if part not in chat.special_tokens]
+    encoded = iter(service.plain_encoder.encode(plain_texts, add_special_tokens=False))
     tokens: list[int] = []
-    for part in re.split(pattern, text):
-        if part in special_tokens:
-            tokens.append(special_tokens[part])
-        elif part:
-            plain_text = part.replace(separator, "")
-            tokens.extend(service.plain_tokenizer.encode(plain_text, add_special_tokens=False).ids)
+    for part in parts:
+        tokens += [chat.special_tokens[part]] if part in chat.special_tokens else next(encoded)
     return tokens
 
 

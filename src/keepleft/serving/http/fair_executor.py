@@ -89,8 +89,12 @@ class FairExecutor:
             start = time.monotonic()
             try:
                 result = work()
-            except BaseException as error:  # raised where the result is awaited
+            except Exception as error:  # raised where the result is awaited
                 future.set_exception(error)
+            except BaseException as error:  # a panic of a library in Rust: the routes handle an Exception
+                panic = RuntimeError(f"{type(error).__name__}: {error}")
+                panic.__cause__ = error
+                future.set_exception(panic)
             else:
                 future.set_result(result)
             with self.condition:

@@ -33,6 +33,7 @@ class Limits:
         grammar: characters of a regular expression, a JSON schema or a grammar
         grammar_seconds: seconds to compile it
         template_seconds: seconds to render a chat template
+        tokenize_seconds: seconds to encode texts with a tokenizer that may take long
         inputs: texts in one request to embeddings, classify, score or translate
         cells: numbers in the attention maps of one response
         user: characters of the field user
@@ -71,6 +72,7 @@ class Limits:
     grammar: int = 65_536
     grammar_seconds: float = 3.0
     template_seconds: float = 2.0
+    tokenize_seconds: float = 2.0
     inputs: int = 256
     cells: int = 262_144
     user: int = 256

@@ -12,7 +12,7 @@ from secrets import randbits
 from typing import Any
 
 from keepleft.decoding import grammar
-from keepleft.decoding.batch import default_new_tokens, encode_prefixes, encode_prompts
+from keepleft.decoding.batch import default_new_tokens, encode_prompts
 from keepleft.decoding.generation_config import GenerationConfig, as_list, from_model_directory
 from keepleft.models.transformer import Model
 from keepleft.serving.engine.request import GenerationRequest, Tenant
@@ -54,9 +54,14 @@ class RequestPlan:
         return self.num_sequences < self.num_choices
 
 
-async def prepare_plan(service: Service, tenant: Tenant, build: Callable[[], RequestPlan]) -> RequestPlan:
-    """Build a plan in a thread, and compile its grammar in the sandbox. Raises APIError."""
-    plan = await service.in_thread(build, tenant)
+async def prepare_plan(
+    service: Service, tenant: Tenant, build: Callable[[], RequestPlan], texts: Sequence[str]
+) -> RequestPlan:
+    """Build a plan in a thread, where `texts` are encoded, and compile its grammar in the sandbox.
+
+    Raises APIError.
+    """
+    plan = await service.in_thread(build, tenant, texts)
     options = plan.requests[0].options
     if options.has_grammar:
         await service.grammars.run(tenant, partial(_check_grammar, service, options))
@@ -129,7 +134,9 @@ def build_requests(
     num_sequences = num_choices if best_of is None else best_of
     options, seed = _apply_num_sequences(options, fields, num_sequences, stop_strings, service.limits)
     rows = _encode_prompts(service, prompts, options)
-    (prefix,) = encode_prefixes(service.tokenizer, GenerationConfig(prefix=fields.prefix), 1) or [[]]
+    (prefix,) = (
+        [[]] if fields.prefix is None else service.encoder.encode([fields.prefix], add_special_tokens=False)
+    )
     requests = []
     for n, row in enumerate(rows):
         request_options = _fit_max_tokens(service, options, row, len(prefix), max_tokens)
@@ -252,13 +259,21 @@ def _encode_prompts(
             check_text(prompt, service.limits)
         elif len(prompt) > service.max_model_len:
             raise too_long(len(prompt), service.max_model_len)
-    tokenizer = service.generator.input_tokenizer
-    rows: list[Prompt] = [
-        tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts
-    ]
+    rows = _encode_texts(service, prompts)
     if overlong := [len(row) for row in rows if len(row) > service.max_model_len]:
         raise too_long(overlong[0], service.max_model_len)
-    return encode_prompts(service.generator.model, tokenizer, rows, options)
+    return encode_prompts(service.generator.model, None, rows, options)
+
+
+def _encode_texts(service: Service, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The tokens of each prompt, those of all texts in one call."""
+    encoded = iter(service.input_encoder.encode(texts_in(prompts)))
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+
+def texts_in(prompts: Sequence[Prompt | None]) -> list[str]:
+    """The prompts that are texts: not tokens, nor None."""
+    return [prompt for prompt in prompts if isinstance(prompt, str)]
 
 
 def check_text(text: str, limits: Limits) -> str:
@@ -339,14 +354,12 @@ def token_rows(service: Service, inputs: PromptField) -> list[list[int]]:
     """Texts or tokens as rows of tokens within max_model_len. Slow for long texts: call it in a thread."""
     prompts = as_prompts(inputs)
     check_limit(len(prompts), service.limits.inputs, "input")
-    tokenizer = service.generator.input_tokenizer
-    vocab = service.model.design.source_vocab or service.model.design.vocab
-    rows = []
-    for n, prompt in enumerate(prompts):
+    for prompt in prompts:
         if isinstance(prompt, str):
-            row = list(tokenizer.encode(check_text(prompt, service.limits)).ids)
-        else:
-            row = list(prompt)
+            check_text(prompt, service.limits)
+    vocab = service.model.design.source_vocab or service.model.design.vocab
+    rows = _encode_texts(service, prompts)
+    for n, row in enumerate(rows):
         if not row:
             raise APIError(400, f"text {n} is empty: give at least one token", param="input")
         if len(row) > service.max_model_len:
@@ -354,7 +367,6 @@ def token_rows(service: Service, inputs: PromptField) -> list[list[int]]:
         if unknown := [token for token in row if not 0 <= token < vocab]:
             message = f"text {n} holds token {unknown[0]}, and the vocabulary has {vocab}"
             raise APIError(400, message, param="input")
-        rows.append(row)
     return rows
 
 

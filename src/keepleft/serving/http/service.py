@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from tokenizers import Tokenizer
 
 from keepleft import __version__
+from keepleft.disk.tokenizer_cost import quick_text_length
 from keepleft.inference.int8_linear import CompilableInt8Linear, Int8Linear
 from keepleft.models.design import ClassificationHead, Design
 from keepleft.nn.position import LearnedPositions, Rotary
@@ -31,12 +33,13 @@ from keepleft.serving.http.explorer_process.tasks import ExplorerProtocol, TaskN
 from keepleft.serving.http.fair_executor import FairExecutor
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import SandboxPool
+from keepleft.serving.http.text_encoder import TextEncoder
 
 Result = TypeVar("Result")
-WorkName = Literal["questions", "audits", "templates", "grammars", "preparation", "validation"]
+WorkName = Literal["questions", "audits", "templates", "grammars", "tokenizing", "preparation", "validation"]
 VALIDATION_THREADS = 2  # bounds the memory that large bodies take while they are parsed
 PREPARATION_THREADS = 16  # for tokenizing and other work without the model
-SANDBOXES = 2  # processes for grammars, and as many for chat templates
+SANDBOXES = 2  # processes for grammars, as many for chat templates, and for each slow tokenizer
 STATUS_TIMEOUT_SECONDS = 1.0  # for the engine to say what it is doing
 MAX_WAITING_GRAMMARS = 16  # grammars of one key that wait to be compiled; more get 429
 
@@ -83,10 +86,23 @@ class Service:
         self.templates = FairExecutor(SANDBOXES, "keepleft templates")
         self.grammar_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
         self.template_sandboxes = SandboxPool(self.tokenizer, SANDBOXES)
+        self.tokenizing = FairExecutor(SANDBOXES, "keepleft tokenizing")
+        self.encoder = self._make_encoder(self.tokenizer)
+        self.input_encoder = (
+            self.encoder if source_tokenizer is None else self._make_encoder(source_tokenizer)
+        )
         self.draining = False
         self.condition = threading.Condition()
         self.num_answering = 0  # requests that may still submit something to the engine
         self.aborted = False
+
+    def _make_encoder(self, tokenizer: Tokenizer) -> TextEncoder:
+        return TextEncoder(
+            tokenizer,
+            quick_text_length(tokenizer),
+            SandboxPool(tokenizer, SANDBOXES),
+            self.limits.tokenize_seconds,
+        )
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -103,14 +119,14 @@ class Service:
         return value if isinstance(value, str) and self.family == "decoder" else None
 
     @cached_property
-    def special_tokenizer(self) -> Tokenizer:
-        """A copy of the tokenizer that encodes spelled-out special tokens as special tokens."""
-        return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
+    def special_encoder(self) -> TextEncoder:
+        """Encodes spelled-out special tokens as special tokens."""
+        return replace(self.encoder, tokenizer=copy_tokenizer(self.tokenizer, encode_special_tokens=False))
 
     @cached_property
-    def plain_tokenizer(self) -> Tokenizer:
-        """A copy of the tokenizer that encodes spelled-out special tokens as plain text."""
-        return copy_tokenizer(self.tokenizer, encode_special_tokens=True)
+    def plain_encoder(self) -> TextEncoder:
+        """Encodes spelled-out special tokens as plain text."""
+        return replace(self.encoder, tokenizer=copy_tokenizer(self.tokenizer, encode_special_tokens=True))
 
     @property
     def tasks(self) -> list[str]:
@@ -164,9 +180,17 @@ class Service:
                 code="model_not_suited",
             )
 
-    async def in_thread(self, work: Callable[[], Result], tenant: Tenant = NOBODY) -> Result:
-        """Run slow work that does not use the model in a thread, when the tenant's turn comes."""
-        return await self.preparation.run(tenant, work)
+    async def in_thread(
+        self, work: Callable[[], Result], tenant: Tenant = NOBODY, texts: Iterable[str] = ()
+    ) -> Result:
+        """Run slow work that does not use the model in a thread, when the tenant's turn comes.
+
+        `texts`: that it encodes; work that waits for a sandbox to do so does not hold up the rest.
+        """
+        is_quick = all(
+            encoder.is_quick(text) for text in texts for encoder in (self.encoder, self.input_encoder)
+        )
+        return await (self.preparation if is_quick else self.tokenizing).run(tenant, work)
 
     async def run_beside_engine(self, task: TaskName, params: Mapping[str, Any], key: str) -> bytes:
         """The answer to a question of the explorer, or attention maps, as JSON; `key`: the tenant's."""
@@ -193,6 +217,7 @@ class Service:
             "audits": (0, 0) if explorer_process is None else explorer_process.audit_queue.counts(),
             "templates": self.templates.counts(),
             "grammars": self.grammars.counts(),
+            "tokenizing": self.tokenizing.counts(),
             "preparation": self.preparation.counts(),
             "validation": self.validation.counts(),
         }
@@ -210,10 +235,13 @@ class Service:
                 self.condition.notify_all()
 
     def warm(self) -> None:
-        """Prepare what the first chat would wait for. Slow: call it in a thread."""
-        if self.chat_template is not None and self.special_tokenizer is not None:
-            with suppress(ShuttingDownError):
+        """Prepare what the first requests would wait for. Slow: call it in a thread."""
+        with suppress(ShuttingDownError):
+            if self.chat_template is not None and self.special_encoder is not None:
                 self.template_sandboxes.warm()
+            for encoder in (self.encoder, self.input_encoder):
+                if not encoder.is_quick(""):
+                    encoder.sandboxes.warm(with_encoder=True)
 
     def drain(self, seconds: float) -> bool:
         """Take no new requests and wait for those in flight, at most this long; then cancel them and close.
@@ -238,10 +266,13 @@ class Service:
                 self.preparation,
                 self.grammars,
                 self.templates,
+                self.tokenizing,
             ):
                 executor.shutdown()
             self.grammar_sandboxes.close()
             self.template_sandboxes.close()
+            self.encoder.sandboxes.close()
+            self.input_encoder.sandboxes.close()
 
     def abort_all(self) -> None:
         """Cancel all requests in flight."""

@@ -8,6 +8,7 @@ const WORK_NAMES: Record<WorkName, string> = {
   audits: "audits",
   templates: "chat templates",
   grammars: "grammars",
+  tokenizing: "slow tokenizers",
   preparation: "tokenizing",
   validation: "reading bodies",
 };

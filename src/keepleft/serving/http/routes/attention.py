@@ -13,9 +13,10 @@ from keepleft.data.token_text import token_pieces
 from keepleft.decoding.generate import encode_prompts
 from keepleft.decoding.generation_config import decoder_start_token, from_model_directory
 from keepleft.nn.attention import Attention
+from keepleft.serving.engine.request import Tenant
 from keepleft.serving.http.errors import APIError, too_long
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import check_text, prompt_usage
+from keepleft.serving.http.request_builder import check_text, prompt_usage, texts_in
 from keepleft.serving.http.schemas.requests import AttentionRequest
 from keepleft.serving.http.schemas.responses import AttentionResponse, response_docs
 from keepleft.serving.http.service import Service
@@ -41,7 +42,9 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _answer(service: Service, body: AttentionRequest, record: RequestRecord, key: str) -> Response:
-    tokens, source = await service.in_thread(partial(_encode_inputs, service, body))
+    tokens, source = await service.in_thread(
+        partial(_encode_inputs, service, body), Tenant(key), texts_in([body.input, body.source])
+    )
     record.prompt_tokens += len(tokens) + len(source or [])
     heads_by_layer = _select_layers(service, body, len(tokens), len(source or []))
     params = {"tokens": tokens, "source": source, "layers": list(heads_by_layer), "heads": body.heads}
@@ -67,20 +70,16 @@ def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int],
     if not service.is_encoder_decoder:
         if body.source is not None:
             raise APIError(400, "source was given, and this model has none: leave it out", param="source")
-        tokens = encode_prompts(
-            service.generator.model, service.tokenizer, [_encode_within_limit(service, body.input)], options
-        )[0]
+        row = _encode_within_limit(service, body.input)
+        (tokens,) = encode_prompts(service.generator.model, None, [row], options)
         source = None
     else:
         if body.source is None:
             raise APIError(400, "this model needs a source: give it too", param="source")
-        tokens = [
-            decoder_start_token(options),
-            *service.tokenizer.encode(body.input, add_special_tokens=False).ids,
-        ]
+        (text_tokens,) = service.encoder.encode([body.input], add_special_tokens=False)
+        tokens = [decoder_start_token(options), *text_tokens]
         source_tokens = _encode_within_limit(service, check_text(body.source, service.limits))
-        generator = service.generator
-        source = encode_prompts(generator.model, generator.input_tokenizer, [source_tokens], options)[0]
+        (source,) = encode_prompts(service.generator.model, None, [source_tokens], options)
     if overlong := [
         len(row) for row in (tokens, source) if row is not None and len(row) > service.max_model_len
     ]:
@@ -97,7 +96,7 @@ def _token_texts(
 
 def _encode_within_limit(service: Service, text: str) -> list[int]:
     """The tokens of a text. Raises APIError if there are too many for the model."""
-    tokens = list(service.generator.input_tokenizer.encode(text).ids)
+    (tokens,) = service.input_encoder.encode([text])
     if len(tokens) >= service.max_model_len:
         raise too_long(len(tokens), service.max_model_len, "the text")
     return tokens

@@ -23,6 +23,7 @@ from keepleft.serving.http.request_builder import (
     prepare_plan,
     resolve_options,
     tenant_of,
+    texts_in,
     usage,
 )
 from keepleft.serving.http.schemas.requests import ChatRequest
@@ -72,23 +73,22 @@ async def _answer(service: Service, body: ChatRequest, record: RequestRecord, ke
         check_fields, service, body, options, stop=body.stop, num_choices=num_choices, logprobs=logprobs
     )
     await service.in_thread(check, tenant)  # before the template is rendered for it
-    prompt = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
-    plan = await prepare_plan(
-        service,
-        tenant,
-        partial(
-            build_requests,
+    chat = await service.templates.run(tenant, partial(chat_template.render_chat, service, body.messages))
+
+    def build_plan() -> RequestPlan:
+        return build_requests(
             service,
             body,
-            [prompt],
+            [chat_template.encode_chat(service, chat)],
             options,
             max_tokens=service.limits.new_tokens if max_tokens is None else max_tokens,
             stop=body.stop,
             tenant=tenant,
             num_choices=num_choices,
             logprobs=logprobs,
-        ),
-    )
+        )
+
+    plan = await prepare_plan(service, tenant, build_plan, texts_in([chat.text, body.prefix]))
     base_fields = {
         "id": f"chatcmpl-{record.request_id}",
         "created": int(time.time()),

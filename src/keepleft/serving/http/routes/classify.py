@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from keepleft.serving.engine.request import PromptRequest
 from keepleft.serving.http.engine_requests import pool_prompts
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import prompt_usage, tenant_of, token_rows
+from keepleft.serving.http.request_builder import as_prompts, prompt_usage, tenant_of, texts_in, token_rows
 from keepleft.serving.http.schemas.requests import ClassifyRequest
 from keepleft.serving.http.schemas.responses import ClassificationResponse, response_docs
 from keepleft.serving.http.service import Service
@@ -36,7 +36,9 @@ def routes(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
-    rows = await service.in_thread(partial(token_rows, service, body.input), tenant)
+    rows = await service.in_thread(
+        partial(token_rows, service, body.input), tenant, texts_in(as_prompts(body.input))
+    )
     record.prompt_tokens += sum(map(len, rows))
     labels = service.predictor.labels
     data = []

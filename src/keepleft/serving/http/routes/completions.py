@@ -30,6 +30,7 @@ from keepleft.serving.http.request_builder import (
     prepare_plan,
     resolve_options,
     tenant_of,
+    texts_in,
     usage,
 )
 from keepleft.serving.http.schemas.requests import CompletionRequest
@@ -86,6 +87,7 @@ async def _answer(
             best_of=body.best_of,
             logprobs=body.logprobs,
         ),
+        texts_in([*prompts, body.prefix]),
     )
     echoes = await _echoes(service, body, prompts, plan)
     base_fields = {

@@ -13,7 +13,7 @@ from keepleft.serving.engine.request import PromptRequest
 from keepleft.serving.http.engine_requests import pool_prompts
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import prompt_usage, tenant_of, token_rows
+from keepleft.serving.http.request_builder import as_prompts, prompt_usage, tenant_of, texts_in, token_rows
 from keepleft.serving.http.schemas.requests import EmbeddingRequest
 from keepleft.serving.http.schemas.responses import EmbeddingResponse, response_docs
 from keepleft.serving.http.service import Service
@@ -45,7 +45,9 @@ def routes(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
-    rows = await service.in_thread(partial(token_rows, service, body.input), tenant)
+    rows = await service.in_thread(
+        partial(token_rows, service, body.input), tenant, texts_in(as_prompts(body.input))
+    )
     record.prompt_tokens += sum(map(len, rows))
     requests = [PromptRequest("embed", row, tenant=tenant) for row in rows]
     vectors = [vector.numpy() for vector in await pool_prompts(service.engine_thread, requests)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from math import exp
 from typing import Any
@@ -43,7 +42,9 @@ def routes(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: ScoreRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
-    requests = await service.in_thread(partial(_score_requests, service, body, record, tenant), tenant)
+    texts, sources = _check_texts(service, body)
+    work = partial(_score_requests, service, texts, sources, record, tenant)
+    requests = await service.in_thread(work, tenant, [*texts, *sources])
     data = []
     for n, scored_tokens in enumerate(await score_prompts(service.engine_thread, requests)):
         score = await service.in_thread(partial(_format_score, service, scored_tokens), tenant)
@@ -53,39 +54,42 @@ async def _answer(service: Service, body: ScoreRequest, record: RequestRecord, k
     )
 
 
-def _score_requests(
-    service: Service, body: ScoreRequest, record: RequestRecord, tenant: Tenant
-) -> list[PromptRequest]:
-    """One engine request for each text; counts their tokens. Raises APIError."""
+def _check_texts(service: Service, body: ScoreRequest) -> tuple[list[str], list[str]]:
+    """The texts, and the source of each for an encoder-decoder. Raises APIError."""
     texts = as_texts(body.input, service.limits)
     if service.is_encoder_decoder and body.source is None:
         message = "this model scores a text for its source: give source too, one for each text"
         raise APIError(400, message, param="source")
     if not service.is_encoder_decoder and body.source is not None:
         raise APIError(400, "source was given, and this model has none: leave it out", param="source")
-    sources: Sequence[str | None] = (
-        [None] * len(texts) if body.source is None else as_texts(body.source, service.limits, "source")
-    )
+    if body.source is None:
+        return texts, []
+    sources = as_texts(body.source, service.limits, "source")
     if len(sources) != len(texts):
         message = f"there are {len(texts)} texts and {len(sources)} sources: give one for each"
         raise APIError(400, message, param="source")
-    for n, (text, source) in enumerate(zip(texts, sources, strict=True)):
-        for name, content, tokenizer in (
-            (f"text {n}", text, service.tokenizer),
-            (f"source {n}", source, service.generator.input_tokenizer),
-        ):
-            num_tokens = 0 if content is None else len(tokenizer.encode(content).ids)
-            if content is not None and num_tokens == 0:
-                raise APIError(400, f"{name} is empty: there is nothing to score", param="input")
-            if num_tokens >= service.max_model_len:  # a start or end token may be added
-                raise too_long(num_tokens, service.max_model_len, name)
-            record.prompt_tokens += num_tokens
-    encoded = [
-        service.predictor.encode_for_score(text, source) for text, source in zip(texts, sources, strict=True)
-    ]
+    return texts, sources
+
+
+def _score_requests(
+    service: Service, texts: list[str], sources: list[str], record: RequestRecord, tenant: Tenant
+) -> list[PromptRequest]:
+    """One engine request for each text; counts their tokens. Raises APIError."""
+    rows = service.encoder.encode(texts)
+    source_rows = service.input_encoder.encode(sources)
+    for kind, kind_rows in (("text", rows), ("source", source_rows)):
+        for n, row in enumerate(kind_rows):
+            if not row:
+                raise APIError(400, f"{kind} {n} is empty: there is nothing to score", param="input")
+            if len(row) >= service.max_model_len:  # a start or end token may be added
+                raise too_long(len(row), service.max_model_len, f"{kind} {n}")
+            record.prompt_tokens += len(row)
+    if service.is_encoder_decoder:
+        rows = service.encoder.encode(texts, add_special_tokens=False)
+    arranged = map(service.predictor.arrange_for_score, rows, source_rows or [[]] * len(rows))
     return [
         PromptRequest("score", [*context, *tokens], source_tokens, num_context=len(context), tenant=tenant)
-        for context, tokens, source_tokens in encoded
+        for context, tokens, source_tokens in arranged
     ]
 
 

@@ -19,6 +19,7 @@ from keepleft.serving.http.request_builder import (
     prepare_plan,
     resolve_options,
     tenant_of,
+    texts_in,
     usage,
 )
 from keepleft.serving.http.schemas.requests import TranslateRequest
@@ -50,7 +51,9 @@ def routes(service: Service) -> APIRouter:
 async def _answer(service: Service, body: TranslateRequest, record: RequestRecord, key: str) -> Response:
     tenant = tenant_of(service, key, body.user)
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
-    plan = await prepare_plan(service, tenant, partial(_build_plan, service, body, tenant))
+    texts = as_texts(body.input, service.limits)
+    build = partial(_build_plan, service, body, texts, tenant)
+    plan = await prepare_plan(service, tenant, build, texts_in([*texts, body.prefix]))
     stream = GenerationStream(service, plan, record, only_at_end=True)
     stream.start()
     finished = await stream.choices()
@@ -63,8 +66,7 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     )
 
 
-def _build_plan(service: Service, body: TranslateRequest, tenant: Tenant) -> RequestPlan:
-    texts = as_texts(body.input, service.limits)
+def _build_plan(service: Service, body: TranslateRequest, texts: list[str], tenant: Tenant) -> RequestPlan:
     check_limit(len(texts), service.limits.prompts, "input")  # each is a prompt
     options = resolve_options(service.model, body, sample_by_default=False)
     num_choices = body.num_return_sequences or options.num_sequences
@@ -73,13 +75,18 @@ def _build_plan(service: Service, body: TranslateRequest, tenant: Tenant) -> Req
     return build_requests(
         service,
         body,
-        [service.generator.prompt(text, body.tag) for text in texts],
+        texts if body.tag is None else _tagged_prompts(service, texts, body.tag),
         options,
         max_tokens=body.max_new_tokens,
         stop=None,
         tenant=tenant,
         num_choices=num_choices,
     )
+
+
+def _tagged_prompts(service: Service, texts: list[str], tag: str) -> list[list[int]]:
+    tag_token = service.generator.tag_token(tag)
+    return [[tag_token, *row] for row in service.input_encoder.encode(texts)]
 
 
 def _hypothesis(choice: FinishedChoice) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""A sandbox process for grammars and chat templates, with limits of time and memory."""
+"""Sandbox processes for grammars, chat templates and tokenizers, with limits of time and memory."""

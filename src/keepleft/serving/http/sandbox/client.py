@@ -1,4 +1,4 @@
-"""Client of the sandbox: a process for grammars and chat templates, killed if it takes too long."""
+"""Client of the sandbox: a process for grammars, templates and tokenizers, killed if it takes too long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess  # nosec B404 # its only command is this Python with a module of ours
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ class Sandbox:
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
         self.loaded_eos: list[int] = []  # end-of-sequence tokens for which the process has a tokenizer
+        self.has_encoder = False  # whether the process has the tokenizer for texts
 
     def check_grammar(self, grammar: str, eos_token_id: int, seconds: float) -> None:
         """Raise APIError if a grammar cannot be compiled, or not in time."""
@@ -87,10 +88,37 @@ class Sandbox:
             )
         return str(response["text"])
 
-    def warm(self) -> None:
+    def encode(
+        self, texts: Sequence[str], seconds: float, *, add_special_tokens: bool, encode_special_tokens: bool
+    ) -> list[list[int]]:
+        """The tokens of each text. Raises APIError if that fails or takes too long."""
+        with self.lock:
+            self._load_encoder()
+            request = {
+                "task": "encode",
+                "texts": list(texts),
+                "add_special_tokens": add_special_tokens,
+                "encode_special_tokens": encode_special_tokens,
+            }
+            response = self._call(request, seconds)
+        if response is None:
+            raise APIError(
+                400,
+                f"the model's tokenizer took longer than {seconds:g} seconds: send shorter texts, or serve a "
+                "model with another tokenizer",
+                code="tokenizer_too_slow",
+            )
+        if "error" in response:
+            raise APIError(400, response["error"], code="tokenizer_failed")
+        rows: list[list[int]] = response["rows"]
+        return rows
+
+    def warm(self, *, with_encoder: bool = False) -> None:
         """Start the process before it is needed."""
         with self.lock:
             self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
+            if with_encoder:
+                self._load_encoder()
 
     def close(self) -> None:
         """Kill the process. A call under way, like any later one, raises ShuttingDownError at once."""
@@ -100,6 +128,16 @@ class Sandbox:
             process.kill()
         with self.lock:
             self._kill()
+
+    def _load_encoder(self) -> None:
+        if self.has_encoder and self.process is not None and self.process.poll() is None:
+            return
+        request = {"task": "encoder", "tokenizer": self.tokenizer.to_str()}
+        response = self._call(request, START_TIMEOUT_SECONDS)
+        if response is None or "error" in response:
+            message = "the sandbox process cannot load the model's tokenizer: serve a model with another one"
+            raise APIError(500, message, code="tokenizer_failed")
+        self.has_encoder = True
 
     def _call(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """The response of the process; None if it took too long, or died. Raises ShuttingDownError."""
@@ -140,6 +178,7 @@ class Sandbox:
         process = self.process
         self.process = None
         self.loaded_eos = []
+        self.has_encoder = False
         if process is not None:
             process.kill()
             for pipe in (process.stdin, process.stdout):
@@ -169,10 +208,10 @@ class SandboxPool:
         finally:
             self.free.put(sandbox)
 
-    def warm(self) -> None:
+    def warm(self, *, with_encoder: bool = False) -> None:
         """Start the first process before it is needed."""
         with self.borrow() as sandbox:
-            sandbox.warm()
+            sandbox.warm(with_encoder=with_encoder)
 
     def close(self) -> None:
         """Kill the processes; calls that are under way fail."""

@@ -10,15 +10,19 @@ import sys
 from functools import cache
 from typing import Any
 
+from keepleft.disk.encode_text import EncodingError, encode_text
+
 MAX_MEMORY_BYTES = 4 << 30
 MAX_ERROR_LENGTH = 500  # characters
+MAX_TOKENS = 4 << 20  # of all texts of a request, many more than a model reads
 
 
 class SandboxWorker:
     """One method `do_TASK` for each task."""
 
     def __init__(self) -> None:
-        self.tokenizers: dict[int, Any] = {}
+        self.tokenizers: dict[int, Any] = {}  # of llguidance, by end-of-sequence token
+        self.encoder: Any = None  # the tokenizer for texts
 
     def do_ping(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -56,6 +60,27 @@ class SandboxWorker:
                 return {"error": f"the text has {limit}: send fewer or shorter messages"}
             pieces.append(piece)
         return {"text": "".join(pieces)}
+
+    def do_encoder(self, request: dict[str, Any]) -> dict[str, Any]:
+        from tokenizers import Tokenizer
+
+        self.encoder = Tokenizer.from_str(request["tokenizer"])
+        return {}
+
+    def do_encode(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.encoder.encode_special_tokens = request["encode_special_tokens"]
+        rows = []
+        num_tokens = 0
+        for text in request["texts"]:
+            try:
+                row = encode_text(self.encoder, text, add_special_tokens=request["add_special_tokens"])
+            except EncodingError as error:
+                return {"error": str(error)[:MAX_ERROR_LENGTH]}
+            num_tokens += len(row)
+            if num_tokens > MAX_TOKENS:
+                return {"error": f"the texts have more than {MAX_TOKENS:,} tokens: send shorter ones"}
+            rows.append(row)
+        return {"rows": rows}
 
 
 @cache

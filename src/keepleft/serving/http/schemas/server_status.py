@@ -55,7 +55,7 @@ class LatencyStatus(BaseModel):
 class WorkStatus(BaseModel):
     """A kind of work beside the engine."""
 
-    name: Literal["questions", "audits", "grammars", "templates", "preparation", "validation"]
+    name: Literal["questions", "audits", "grammars", "templates", "tokenizing", "preparation", "validation"]
     running: int
     waiting: int
 
