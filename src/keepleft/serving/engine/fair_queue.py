@@ -16,7 +16,7 @@ from keepleft.serving.engine.request import Tenant
 
 Item = TypeVar("Item")
 BURST = 2048.0  # tokens that a key which was idle is ahead of the others
-MAX_REMEMBERED = 1024  # keys, and users, whose usage is remembered while they have nothing waiting
+MAX_REMEMBERED = 1024  # keys, and users of each, whose usage is remembered while they have nothing waiting
 
 
 class FairQueue(Generic[Item]):
@@ -26,7 +26,7 @@ class FairQueue(Generic[Item]):
         self.weights = weights or {}
         self.waiting: dict[str, dict[str, deque[Item]]] = {}  # by key and user
         self.key_usage: dict[str, float] = {}  # tokens, divided by the weight
-        self.user_usage: dict[Tenant, float] = {}
+        self.user_usage: dict[str, dict[str, float]] = {}  # tokens, by key and user
         self.key_clock = 0.0  # the usage of the key that was served last, never turned back
         self.user_clocks: dict[str, float] = {}  # the same for the users of each key
 
@@ -41,7 +41,8 @@ class FairQueue(Generic[Item]):
             self.key_usage[key] = max(self.key_usage.get(key, 0.0), self.key_clock - BURST)
         queue = users.get(user)
         if queue is None:
-            self.user_usage[tenant] = max(self.user_usage.get(tenant, 0.0), self._entry_usage(tenant))
+            usage = self.user_usage.setdefault(key, {})
+            usage[user] = max(usage.get(user, 0.0), self._entry_usage(tenant))
             queue = users[user] = deque()
         if front:
             queue.appendleft(item)
@@ -51,21 +52,23 @@ class FairQueue(Generic[Item]):
     def _entry_usage(self, tenant: Tenant) -> float:
         """The usage that a user starts with: of the one served last; an unknown name is behind all others."""
         entry_usage = self.user_clocks.get(tenant.key, 0.0)
-        if tenant not in self.user_usage:
-            waiting = self.waiting[tenant.key]
-            others = [self.user_usage[Tenant(tenant.key, name)] for name in waiting]
-            entry_usage = max([entry_usage, *others])
+        usage = self.user_usage[tenant.key]
+        if tenant.user not in usage:
+            entry_usage = max([entry_usage, *(usage[name] for name in self.waiting[tenant.key])])
         return entry_usage
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
-        self.key_usage[tenant.key] = self.key_usage.get(tenant.key, 0.0) + tokens / self.weight(tenant.key)
-        self.user_usage[tenant] = self.user_usage.get(tenant, 0.0) + tokens
+        key, user = tenant
+        self.key_usage[key] = self.key_usage.get(key, 0.0) + tokens / self.weight(key)
+        usage = self.user_usage.setdefault(key, {})
+        usage[user] = usage.get(user, 0.0) + tokens
+        waiting_users = self.waiting.get(key, {})
+        if len(usage) > MAX_REMEMBERED + len(waiting_users):
+            self.user_usage[key] = {name: usage[name] for name in waiting_users}
         if len(self.key_usage) > MAX_REMEMBERED + len(self.waiting):
             self.key_usage = {name: self.key_usage[name] for name in self.waiting}
+            self.user_usage = {name: self.user_usage[name] for name in self.waiting}
             self.user_clocks = {name: self.user_clocks.get(name, 0.0) for name in self.waiting}
-        if len(self.user_usage) > MAX_REMEMBERED + len(self):
-            tenants = [Tenant(key, user) for key, users in self.waiting.items() for user in users]
-            self.user_usage = {name: self.user_usage[name] for name in tenants}
 
     def charge_all(self, amounts: Iterable[tuple[Tenant, float]]) -> None:
         totals: dict[Tenant, float] = {}
@@ -83,7 +86,8 @@ class FairQueue(Generic[Item]):
 
     def rank(self, tenant: Tenant) -> tuple[float, float]:
         """What requests are sorted by so that the least served comes first."""
-        return self.key_usage.get(tenant.key, 0.0), self.user_usage.get(tenant, 0.0)
+        key, user = tenant
+        return self.key_usage.get(key, 0.0), self.user_usage.get(key, {}).get(user, 0.0)
 
     def peek(self) -> Item | None:
         """The next item; None if the queue is empty."""
@@ -100,7 +104,7 @@ class FairQueue(Generic[Item]):
         """Remove and return a tenant's first item, whoever is next."""
         key, user = tenant
         self.key_clock = max(self.key_clock, self.key_usage[key])
-        self.user_clocks[key] = max(self.user_clocks.get(key, 0.0), self.user_usage[tenant])
+        self.user_clocks[key] = max(self.user_clocks.get(key, 0.0), self.user_usage[key][user])
         item = self.waiting[key][user].popleft()
         self._drop_empty(key, user)
         return item
@@ -125,5 +129,5 @@ class FairQueue(Generic[Item]):
 
     def _next_tenant(self) -> Tenant:
         key = min(self.waiting, key=lambda name: self.key_usage[name])
-        user = min(self.waiting[key], key=lambda name: self.user_usage[Tenant(key, name)])
+        user = min(self.waiting[key], key=self.user_usage[key].__getitem__)
         return Tenant(key, user)

@@ -4,8 +4,8 @@ Pure policy, no model calls. Keys share the engine by weight, users share what t
 Requests are admitted while rows and KV pages last. If the rows are taken, a key that has less than its share
 gets some from one that has more: their requests are paused, keep their pages, and go on later. Prompts are
 prefilled within a budget of tokens and time per step (chunked prefill), so that nobody's stream stands
-still. Where pages run out, unused pages of the prefix cache are evicted first; then the newest request is
-preempted, and its pages are recomputed later.
+still. Where pages run out, unused pages of the prefix cache are evicted first; then the newest request of the
+key that was served most is preempted, and its pages are recomputed later.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Scheduler:
         self.running: dict[ScheduledRequest, None] = {}  # an ordered set, by admission
         self.pending: dict[ScheduledRequest, None] = {}  # those of them that are not read to their end
         self.rows_by_tenant: Counter[Tenant] = Counter()  # of the running
+        self.newly_started: set[ScheduledRequest] = set()  # in this call of `admit`
         self.decodes_in_turns = False  # in this step not everybody decodes
         self.newly_paused: list[ScheduledRequest] = []
         self.num_admitted = 0
@@ -116,6 +117,7 @@ class Scheduler:
     def admit(self) -> list[tuple[RequestHandle, Exception]]:
         """Move waiting requests into the batch; return those whose options turn out to be unusable."""
         failures: list[tuple[RequestHandle, Exception]] = []
+        self.newly_started.clear()
         while (item := self.waiting.peek()) is not None:
             if isinstance(item, RequestHandle):
                 try:
@@ -147,9 +149,10 @@ class Scheduler:
         handle = scheduled.handle
         handle.started_at = handle.started_at or time.monotonic()
         self.running[scheduled] = None
+        self.newly_started.add(scheduled)
         self.rows_by_tenant[scheduled.tenant] += scheduled.num_rows
         self.pending[scheduled] = None
-        if not resumed:
+        if not resumed and not scheduled.num_preemptions:  # nobody pays for what is computed again
             self.waiting.charge(scheduled.tenant, scheduled.num_pending + len(scheduled.source))
 
     def remove_cancelled(self) -> list[ScheduledRequest | RequestHandle]:
@@ -218,40 +221,64 @@ class Scheduler:
     ) -> ScheduledRequest | None:
         """A request of another tenant that gives way to this one; None if nobody has to.
 
-        Another key gives way if it has more than its share of the rows and this one less, or was served much
-        more. A user of the same key gives way if it has more than its share.
+        Another key gives way if it has more than its share of the rows (or pages), and this one has less or
+        was served much less. A key that has none at all and was served much less gets what it needs from
+        anybody, and keeps it. A user of the same key gives way if it has more than its share. What was
+        admitted a moment ago does not give way, or two requests could take turns for ever.
         """
         tenant = scheduled.tenant
-        if self.rows_by_tenant.keys() <= {tenant}:
+        pool = self.allocator.pool
+        if for_pages:
+            num_needed = pool.pages_for(self._num_first_slots(scheduled))
+            capacity = pool.num_pages
+            held = self._pages_by_tenant()
+        else:
+            num_needed = scheduled.num_rows
+            capacity = self.max_num_seqs
+            held = self.rows_by_tenant
+        if held.keys() <= {tenant}:
             return None
-        key_rows: Counter[str] = Counter()
-        user_rows: Counter[str] = Counter()
-        for other_tenant, num_rows in self.rows_by_tenant.items():
-            key_rows[other_tenant.key] += num_rows
+        key_held: Counter[str] = Counter()
+        user_held: Counter[str] = Counter()
+        for other_tenant, amount in held.items():
+            key_held[other_tenant.key] += amount
             if other_tenant.key == tenant.key:
-                user_rows[other_tenant.user] += num_rows
-        keys = {*key_rows, *self.waiting.waiting, tenant.key}
+                user_held[other_tenant.user] += amount
+        keys = {*key_held, *self.waiting.waiting, tenant.key}
         total_weight = sum(map(self.waiting.weight, keys))
-        users = {*user_rows, *self.waiting.waiting.get(tenant.key, {}), tenant.user}
+        users = {*user_held, *self.waiting.waiting.get(tenant.key, {}), tenant.user}
 
         def key_share(key: str) -> float:
-            return self.max_num_seqs * self.waiting.weight(key) / total_weight
+            return capacity * self.waiting.weight(key) / total_weight
+
+        def is_much_less_served(key: str, other: ScheduledRequest) -> bool:
+            lag = self.waiting.lag(key, other.tenant.key)
+            if for_pages:  # what is computed again must not outweigh what is gained
+                lag -= len(scheduled.inputs) + len(other.inputs)
+            return lag >= LIGHT_LAG
 
         def gives_way(other: ScheduledRequest) -> bool:
+            if other in self.newly_started:
+                return False
             if for_pages and not other.can_recompute:
                 return False
             if not for_pages and not self._may_pause(other, scheduled):
                 return False
             key, user = other.tenant
             if key != tenant.key:
-                has_less = key_rows[tenant.key] + scheduled.num_rows <= max(1, key_share(tenant.key))
-                is_light = self.waiting.lag(tenant.key, key) >= LIGHT_LAG
-                return (has_less and key_rows[key] > key_share(key)) or is_light
+                is_light = is_much_less_served(tenant.key, other)
+                if is_light and not key_held[tenant.key]:
+                    return True
+                num_held = len(other.page_table.pages) if for_pages else other.num_rows
+                if key_held[key] == num_held and self.waiting.lag(key, tenant.key) >= LIGHT_LAG:
+                    return False
+                has_less = key_held[tenant.key] + num_needed <= max(1, key_share(tenant.key))
+                return key_held[key] > key_share(key) and (has_less or is_light)
             if user == tenant.user:
                 return False
             user_share = max(1, key_share(key) / len(users))
-            has_less = user_rows[tenant.user] + scheduled.num_rows <= user_share
-            return has_less and user_rows[user] > user_share
+            has_less = user_held[tenant.user] + num_needed <= user_share
+            return has_less and user_held[user] > user_share
 
         others = (*self.running, *self.paused) if for_pages else tuple(self.running)
         candidates = [other for other in others if other is not scheduled and gives_way(other)]
@@ -260,6 +287,12 @@ class Scheduler:
             key=lambda other: (self.waiting.rank(other.tenant), other.admission_order),
             default=None,
         )
+
+    def _pages_by_tenant(self) -> Counter[Tenant]:
+        held: Counter[Tenant] = Counter()
+        for scheduled in (*self.running, *self.paused):
+            held[scheduled.tenant] += len(scheduled.page_table.pages)
+        return held
 
     def _may_pause(self, victim: ScheduledRequest, newcomer: ScheduledRequest) -> bool:
         """Paused requests keep their pages: not more of them than there are rows."""
@@ -282,6 +315,7 @@ class Scheduler:
         else:
             self._free_waiting(victim)
         victim.preempt()
+        victim.num_preemptions += 1
         self.newly_paused.append(victim)
         self.preemptions += 1
 
@@ -406,15 +440,20 @@ class Scheduler:
         return sorted(chosen, key=order.__getitem__)
 
     def _newest_recomputable(self) -> ScheduledRequest:
-        """The request whose pages are taken away next: a paused one, or the newest that runs.
+        """The request whose pages are taken away next: of the key that was served most, weights considered,
+        a paused one, or else the newest that runs.
 
         Requests of several sequences are not among them: they hold all the pages that they can need.
         """
-        paused = [scheduled for scheduled in self.paused if scheduled.can_recompute]
-        if paused:
-            return paused[-1]
-        candidates = (scheduled for scheduled in self.running if scheduled.can_recompute)
-        return max(candidates, key=lambda scheduled: scheduled.admission_order)
+        candidates = (other for other in (*self.running, *self.paused) if other.can_recompute)
+        return max(
+            candidates,
+            key=lambda other: (
+                self.waiting.key_usage.get(other.tenant.key, 0.0),
+                other in self.paused,
+                other.admission_order,
+            ),
+        )
 
     # -- pages and budget
 
@@ -430,10 +469,11 @@ class Scheduler:
         if prefix_cache is not None:
             cached_pages = prefix_cache.match(scheduled.tenant, scheduled.inputs)
             self.allocator.attach_prefix(page_table, cached_pages)
-        num_slots = len(scheduled.inputs) + 1 if scheduled.can_recompute else scheduled.max_slots
+        # what was preempted leaves a page to each running request, which would preempt it again to grow
+        num_spare_pages = len(self.running) if scheduled.num_preemptions else 0
         if (
             (scheduled.can_recompute or self._leaves_reserve(scheduled))
-            and self._reserve(page_table, num_slots)
+            and self._reserve(page_table, self._num_first_slots(scheduled), num_spare_pages)
             and self._reserve_source(scheduled)
         ):
             if prefix_cache is not None:
@@ -441,6 +481,10 @@ class Scheduler:
             return True
         self.allocator.free(page_table)
         return False
+
+    def _num_first_slots(self, scheduled: ScheduledRequest) -> int:
+        """KV slots that a request gets when it is admitted."""
+        return len(scheduled.inputs) + 1 if scheduled.can_recompute else scheduled.max_slots
 
     def _leaves_reserve(self, scheduled: ScheduledRequest) -> bool:
         """Whether pages are left if this request takes all that it may need; it may run alone anyway."""
@@ -457,14 +501,16 @@ class Scheduler:
             return True
         return self.allocator.reserve_source(scheduled.page_table, len(scheduled.source))
 
-    def _reserve(self, page_table: PageTable, num_slots: int) -> bool:
-        """Reserve pages for `num_slots` slots, evicting from the prefix cache where the pool is short."""
-        if self.allocator.reserve(page_table, num_slots):
-            return True
-        if self.prefix_cache is None:
-            return False
-        self.prefix_cache.evict(self.allocator.pool.pages_for(num_slots) - len(page_table.pages))
-        return self.allocator.reserve(page_table, num_slots)
+    def _reserve(self, page_table: PageTable, num_slots: int, num_spare_pages: int = 0) -> bool:
+        """Reserve pages for `num_slots` slots, evicting from the prefix cache where the pool is short.
+
+        False, and nothing is reserved, where fewer than `num_spare_pages` would be left.
+        """
+        pool = self.allocator.pool
+        num_needed = pool.pages_for(num_slots) - len(page_table.pages) + num_spare_pages
+        if pool.num_free < num_needed and self.prefix_cache is not None:
+            self.prefix_cache.evict(num_needed)
+        return pool.num_free >= num_needed and self.allocator.reserve(page_table, num_slots)
 
     def _fit_chunk(
         self, candidates: list[AnyRequest], length: Callable[[AnyRequest], int], budget: int
