@@ -55,6 +55,18 @@ def test_every_limit_is_documented_with_its_default():
     assert documented == {field.name: float(field.default) for field in fields(Limits)}
 
 
+def test_every_status_of_an_error_is_documented():
+    table = PAGE[PAGE.index("| status |") : PAGE.index("## Limits")]
+    documented = {
+        int(status) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.M) for status in row.split(",")
+    }
+    code = "".join(
+        path.read_text("utf-8") for path in (ROOT / "src" / "keepleft" / "serving" / "http").rglob("*.py")
+    )
+    raised = {int(status) for status in re.findall(r"APIError\(\s*(\d{3}),", code)}
+    assert documented == raised | {405}  # Starlette's
+
+
 def test_every_route_and_metric_is_documented():
     from keepleft.serving.engine.continuous import ContinuousBatchingEngine
     from keepleft.serving.http.app import make_app

@@ -10,6 +10,7 @@ import pytest
 
 from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
 from keepleft.serving.http.middleware.auth import APIKey, APIKeys, read_key_file
+from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH
 from keepleft.serving.http.routes.explorer import PAGE_HEADERS
 from serving.tiny_services import Slow, client, decoder
 
@@ -303,6 +304,22 @@ def test_a_request_is_a_log_line_without_its_content():
     log_text = json.dumps(lines)
     for word in ("secret", "key", "ann", answer.json()["choices"][0]["text"] or "key"):
         assert word not in log_text
+
+
+def test_a_method_is_not_logged_at_length():
+    lines = []
+    with client(decoder(), keys=KEYS, log=lambda level, fields: lines.append(fields)) as http_client:
+        assert http_client.request("M" * 9000, "/v1/models").status_code == 401
+    assert lines[0]["method"] == "M" * MAX_METHOD_LENGTH
+
+
+def test_two_authorization_headers_are_refused():
+    with client(decoder(), keys=KEYS) as http_client:
+        for keys in (("wrong", "first-key"), ("first-key", "wrong"), ("first-key", "first-key")):
+            headers = [("authorization", f"Bearer {key}") for key in keys]
+            answer = http_client.get("/v1/models", headers=headers)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "duplicate_authorization"
 
 
 def test_prometheus_metrics():

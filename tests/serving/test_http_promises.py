@@ -32,6 +32,7 @@ from keepleft.serving.engine.thread import STATUS_INTERVAL_SECONDS, USER_FACTOR
 from keepleft.serving.explorer.params import MAX_TOKENS
 from keepleft.serving.http import server as server_module
 from keepleft.serving.http.descriptors import RESERVED_DESCRIPTORS, fit_connections
+from keepleft.serving.http.engine_requests import MAX_BACKLOG, MAX_BLOCKED_SECONDS
 from keepleft.serving.http.errors import MAX_MESSAGE_LENGTH
 from keepleft.serving.http.explorer_process.client import AUDIT_GRACE_SECONDS, GRACE_SECONDS, ExplorerProcess
 from keepleft.serving.http.explorer_process.worker import NICENESS
@@ -41,8 +42,9 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import MAX_RECENT, RECENT_SECONDS
 from keepleft.serving.http.middleware import request_log
 from keepleft.serving.http.middleware.admission import REFUSAL_SECONDS
-from keepleft.serving.http.middleware.request_log import TENANT_LABEL_LENGTH, RequestRecord
+from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH, TENANT_LABEL_LENGTH, RequestRecord
 from keepleft.serving.http.routes.server_status import MAX_ADDRESSES, MAX_TENANTS
+from keepleft.serving.http.service import MIN_VALUES_FOR_THREAD
 from keepleft.serving.http.timeouts import MAX_UNPARSED_BYTES, PIPELINE_SECONDS
 from keepleft.serving.http.validated_route import MIN_BYTES_FOR_THREAD
 from serving.test_http_connections import GET, ListHandler, answer_to, chunked
@@ -99,6 +101,10 @@ NUMBERS = [
     ("docs/serving.md", r"message of an error has at most ([\d,]+) characters", MAX_MESSAGE_LENGTH),
     ("docs/serving.md", r"at most (\d+) a second over all connections", 1 / PIPELINE_SECONDS),
     ("docs/serving.md", r"Beyond (\d+) KiB of them", MAX_UNPARSED_BYTES / 1024),
+    ("docs/serving.md", r"while more than ([\d,]+) tokens wait", MAX_BACKLOG),
+    ("docs/serving.md", r"received nothing for (\d+) seconds while", MAX_BLOCKED_SECONDS),
+    ("docs/serving.md", r"chunks from ([\d,]+) values are built", MIN_VALUES_FOR_THREAD),
+    ("docs/serving.md", r"the first (\d+) characters of the method", MAX_METHOD_LENGTH),
     ("docs/serving.md", r"leaves a reserve of (\d+)", RESERVED_DESCRIPTORS),
     ("docs/serving.md", r"the log says so every (\d+) seconds", server_module.ACCEPT_LOG_SECONDS),
     ("docs/serving.md", r"ended within (five) minutes", RECENT_SECONDS / 60),
@@ -177,6 +183,7 @@ SIZES = {  # limit: a value, what exceeds it, the status of the refusal, and the
     "beams": (3, lambda size: completion(num_beams=size), 400),
     "new_tokens": (7, lambda size: completion(max_tokens=size), 400),
     "logprobs": (3, lambda size: completion(logprobs=size), 400),
+    "reported_logprobs": (6, lambda size: completion(max_tokens=size, logprobs=0), 400),
     "context": (13, lambda size: completion(prompt=[5] * size), 400, unbounded_decoder),
     "characters": (50, lambda size: completion(prompt="a" * size), 400),
     "messages": (3, chat, 400, talker),

@@ -268,7 +268,7 @@ export interface ConnectionStatus {
   top: { address: string; open: number }[];
 }
 
-export type WorkName = "questions" | "audits" | "templates" | "grammars" | "tokenizing" | "preparation" | "validation";
+export type WorkName = "questions" | "audits" | "templates" | "grammars" | "tokenizing" | "preparation" | "validation" | "responses";
 
 /** GET /explore/server. Counters start with the server; times are in seconds. */
 export interface ServerStatus {

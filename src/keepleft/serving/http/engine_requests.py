@@ -21,41 +21,86 @@ from keepleft.serving.engine.request import (
 from keepleft.serving.engine.thread import EngineThread
 from keepleft.serving.http.errors import APIError
 
+TURN_SECONDS = 0.002  # after which other tasks of the event loop have theirs
+MAX_BACKLOG = 4096  # events that may wait for a client that does not read
+MAX_BLOCKED_SECONDS = 5.0  # for a client with a longer backlog to receive one piece of its response
+
 
 class QueueListener:
-    """Puts the events of one request into a queue; called in the event loop that made it."""
+    """Takes the events of one request; called in the event loop that made it."""
 
-    def __init__(self, queue: asyncio.Queue[tuple[int, Event]], index: int) -> None:
+    def __init__(self, engine_requests: EngineRequests, index: int) -> None:
         self.loop = asyncio.get_running_loop()  # service.deliver_to_loops reads it
-        self.queue = queue
+        self.engine_requests = engine_requests
         self.index = index
 
     def __call__(self, event: Event) -> None:
-        self.queue.put_nowait((self.index, event))
+        self.engine_requests.put(self.index, event)
 
 
 class EngineRequests:
-    """The engine requests of one HTTP request, with their events in one queue."""
+    """The engine requests of one HTTP request, with their events in one queue.
+
+    The queue is bounded: where the client does not read, the requests are cancelled.
+    """
 
     def __init__(self, engine_thread: EngineThread) -> None:
         self.engine_thread = engine_thread
         self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.handles: list[RequestHandle] = []
         self.finished: set[int] = set()
+        self.blocked_since: float | None = None  # on the loop's clock: the client has to receive something
+        self.error: APIError | None = None  # why they were cancelled
+        self.turn_start = 0.0
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Submit all requests, or none. Raises what EngineThread.submit raises."""
         try:
             for n, request in enumerate(requests):
-                self.handles.append(self.engine_thread.submit(request, QueueListener(self.queue, n)))
+                self.handles.append(self.engine_thread.submit(request, QueueListener(self, n)))
         except BaseException:
             self.close()
             raise
 
+    def put(self, index: int, event: Event) -> None:
+        """Queue an event, or cancel all requests if the client does not read."""
+        if self.error is not None:
+            return
+        self.queue.put_nowait((index, event))
+        if self.queue.qsize() > MAX_BACKLOG and self.blocked_since is not None:
+            blocked_seconds = asyncio.get_running_loop().time() - self.blocked_since
+            if blocked_seconds > MAX_BLOCKED_SECONDS:
+                self.error = APIError(
+                    408,
+                    f"{self.queue.qsize():,} tokens wait for this client, which has received none for "
+                    f"{blocked_seconds:.0f} seconds: read the stream faster, or ask for fewer choices",
+                    code="client_too_slow",
+                )
+                self.close()
+                self.queue = asyncio.Queue()
+
+    async def take_turns(self) -> None:
+        """Let other tasks run if this one has run for long. It need not wait for a full queue, nor for a
+        client that reads at once."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self.turn_start > TURN_SECONDS:
+            await asyncio.sleep(0)
+            self.turn_start = loop.time()
+
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """(index of the request, event) until all requests have finished."""
+        """(index of the request, event) until all requests have finished.
+
+        Raises APIError after they were cancelled since the client does not read.
+        """
         while len(self.finished) < len(self.handles):
-            index, event = await self.queue.get()
+            if self.error is not None:
+                raise self.error
+            if self.queue.empty():
+                index, event = await self.queue.get()
+                self.turn_start = asyncio.get_running_loop().time()
+            else:
+                await self.take_turns()
+                index, event = self.queue.get_nowait()
             if isinstance(event, FinishEvent) and event.last:
                 self.finished.add(index)
             yield index, event

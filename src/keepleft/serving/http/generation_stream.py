@@ -177,6 +177,7 @@ class GenerationStream:
         text = ""
         logprobs: list[TokenLogprob] = []
         for token, entry in zip(remaining, scored, strict=True):
+            await self.engine_requests.take_turns()
             self.record.count_token()
             piece, ready = (
                 sequence.add(token)

@@ -26,6 +26,8 @@ class Limits:
         context: tokens of prompt and output together, for a model without a maximum of its own
         characters: characters of one text
         logprobs: top logprobs of each token
+        reported_logprobs: logprobs in one response: for each token of each choice (of an echoed prompt too)
+            its own and the top logprobs; for each token of a scored text one
         stop_strings: stop strings
         stop_characters: characters of one stop string
         tokens: entries of logit_bias and of token lists (suppress_tokens, bad_words_ids, …), and their rows
@@ -65,6 +67,7 @@ class Limits:
     context: int = 8192
     characters: int = 400_000
     logprobs: int = 20
+    reported_logprobs: int = 262_144
     stop_strings: int = 8
     stop_characters: int = 256
     tokens: int = 1024

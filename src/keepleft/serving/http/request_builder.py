@@ -116,9 +116,11 @@ def build_requests(
     num_choices: int = 1,
     best_of: int | None = None,
     logprobs: int | None = None,
+    echo: bool = False,
 ) -> RequestPlan:
     """One engine request for each prompt, checked against the limits. Raises APIError.
 
+    `echo`: the response repeats the prompts, with their logprobs if there are any.
     Slow, since it tokenizes: call it through `prepare_plan`.
     """
     stop_strings = check_fields(
@@ -143,7 +145,27 @@ def build_requests(
         request_options.check()
         request_options = replace(request_options, seed=None if seed is None else _wrap_int64(seed + n))
         requests.append(GenerationRequest(row, request_options, prefix, tenant, logprobs))
-    return RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
+    plan = RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
+    if logprobs is not None:
+        _check_reported_logprobs(plan, logprobs, service.limits, echo=echo)
+    return plan
+
+
+def _check_reported_logprobs(plan: RequestPlan, logprobs: int, limits: Limits, *, echo: bool) -> None:
+    num_tokens = sum(
+        (request.options.max_new_tokens or 0) + (len(request.tokens) if echo else 0)
+        for request in plan.requests
+    )
+    num_logprobs = max(plan.num_choices, plan.num_sequences) * num_tokens * (1 + logprobs)
+    if num_logprobs > limits.reported_logprobs:
+        raise APIError(
+            400,
+            f"the response may have {num_logprobs:,} logprobs, for every choice and every token with its "
+            f"top logprobs: at most {limits.reported_logprobs:,} are allowed; ask for fewer choices, tokens "
+            f"({'max_tokens, echo' if echo else 'max_tokens'}) or logprobs",
+            param="logprobs",
+            code="too_large",
+        )
 
 
 def check_fields(

@@ -36,8 +36,12 @@ from keepleft.serving.http.sandbox.client import SandboxPool
 from keepleft.serving.http.text_encoder import TextEncoder
 
 Result = TypeVar("Result")
-WorkName = Literal["questions", "audits", "templates", "grammars", "tokenizing", "preparation", "validation"]
+WorkName = Literal[
+    "questions", "audits", "templates", "grammars", "tokenizing", "preparation", "validation", "responses"
+]
 VALIDATION_THREADS = 2  # bounds the memory that large bodies take while they are parsed
+RESPONSE_THREADS = 2  # for large responses; more would only take the interpreter from the event loop
+MIN_VALUES_FOR_THREAD = 1 << 12  # a smaller response is built faster than it is handed to a thread
 PREPARATION_THREADS = 16  # for tokenizing and other work without the model
 SANDBOXES = 2  # processes for grammars, as many for chat templates, and for each slow tokenizer
 STATUS_TIMEOUT_SECONDS = 1.0  # for the engine to say what it is doing
@@ -80,6 +84,7 @@ class Service:
             engine, max_requests=limits.requests, max_prompts=limits.texts, on_events=deliver_to_loops
         )
         self.validation = FairExecutor(VALIDATION_THREADS, "keepleft validating")
+        self.responses = FairExecutor(RESPONSE_THREADS, "keepleft responding")
         self.preparation = FairExecutor(PREPARATION_THREADS, "keepleft preparing")
         # a pool of its own for each purpose: a template that hangs holds up chats, and nothing else
         self.grammars = FairExecutor(SANDBOXES, "keepleft grammars", max_waiting=MAX_WAITING_GRAMMARS)
@@ -192,6 +197,14 @@ class Service:
         )
         return await (self.preparation if is_quick else self.tokenizing).run(tenant, work)
 
+    async def build_response(
+        self, build: Callable[[], Result], num_values: int, tenant: Tenant = NOBODY
+    ) -> Result:
+        """Build a response or a part of it; in a thread if it has many values (numbers, texts)."""
+        if num_values < MIN_VALUES_FOR_THREAD:
+            return build()
+        return await self.responses.run(tenant, build)
+
     async def run_beside_engine(self, task: TaskName, params: Mapping[str, Any], key: str) -> bytes:
         """The answer to a question of the explorer, or attention maps, as JSON; `key`: the tenant's."""
         if self.explorer_process is not None:
@@ -220,6 +233,7 @@ class Service:
             "tokenizing": self.tokenizing.counts(),
             "preparation": self.preparation.counts(),
             "validation": self.validation.counts(),
+            "responses": self.responses.counts(),
         }
 
     @contextmanager
@@ -263,6 +277,7 @@ class Service:
             for executor in (
                 self.explorer_thread,
                 self.validation,
+                self.responses,
                 self.preparation,
                 self.grammars,
                 self.templates,

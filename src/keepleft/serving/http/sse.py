@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from keepleft.serving.http.engine_requests import EngineRequests
 from keepleft.serving.http.errors import ClientDisconnectedError, internal_error, to_api_error
+from keepleft.serving.http.json_pieces import ASCII_ENCODER, encode_json
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord, log_error
 
@@ -23,11 +24,12 @@ KEEPALIVE_SECONDS = 15.0  # without an event, after which a comment keeps the co
 
 def sse_data(event: Any) -> bytes:
     """An event as JSON in ASCII, since some clients take characters such as U+2028 for line breaks."""
-    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encode_json(event, ASCII_ENCODER) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends `events` until they end, the client disconnects or its time is over; then calls `close`.
+    """Sends `events` (objects, or bytes of `sse_data`) until they end, the client disconnects or its time is
+    over; then closes `engine_requests`, which make them.
 
     After an exception it sends the events that `on_error` returns, and then the error.
     """
@@ -40,8 +42,8 @@ class EventStream(Response):
         limits: Limits,
         record: RequestRecord,
         log: Log,
+        engine_requests: EngineRequests,
         *,
-        close: Callable[[], None],
         on_error: Callable[[], list[Any]],
     ) -> None:
         super().__init__(None, 200)
@@ -50,7 +52,7 @@ class EventStream(Response):
         self.limits = limits
         self.record = record
         self.log = log
-        self.close = close
+        self.engine_requests = engine_requests
         self.on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +61,9 @@ class EventStream(Response):
 
         async def send_body(body: bytes, more_body: bool = True) -> None:
             self.last_sent = asyncio.get_running_loop().time()
+            self.engine_requests.blocked_since = self.last_sent
             await send({"type": "http.response.body", "body": body, "more_body": more_body})
+            self.engine_requests.blocked_since = None
 
         async def keep_alive() -> None:
             while True:
@@ -85,14 +89,14 @@ class EventStream(Response):
                 await send_body(b"", more_body=False)
                 task_group.cancel_scope.cancel()
         finally:
-            self.close()
+            self.engine_requests.close()
 
     async def _send_events(self, send_body: Callable[[bytes], Awaitable[None]]) -> bytes:
         """Send the events, and return the last bytes of the body: [DONE], or the error."""
         try:
             async with asyncio.timeout(self.record.seconds_left(self.limits)):
                 async for event in self.events:
-                    await send_body(sse_data(event))
+                    await send_body(event if isinstance(event, bytes) else sse_data(event))
             return DONE
         except Exception as error:
             api_error = to_api_error(error)

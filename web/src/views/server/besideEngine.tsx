@@ -11,6 +11,7 @@ const WORK_NAMES: Record<WorkName, string> = {
   tokenizing: "slow tokenizers",
   preparation: "tokenizing",
   validation: "reading bodies",
+  responses: "writing responses",
 };
 
 export function BesideEngine({ work }: { work: ServerStatus["beside_engine"] }) {

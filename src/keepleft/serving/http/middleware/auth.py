@@ -139,6 +139,16 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
+            num_credentials = sum(name == b"authorization" for name, _ in scope["headers"])
+            if num_credentials > 1:
+                error = APIError(
+                    400,
+                    f"the header Authorization was sent {num_credentials} times: send it once",
+                    code="duplicate_authorization",
+                    headers={"connection": "close"},
+                )
+                await error.to_response()(scope, receive, send)
+                return
             is_page = scope["path"] == "/" or scope["path"].startswith("/explore/")
             is_own_request = is_same_origin(headers.get(b"sec-fetch-site", b"none").decode("latin-1"))
             tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_own_request)

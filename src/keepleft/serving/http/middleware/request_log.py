@@ -29,6 +29,7 @@ DEFAULT_HEADERS = {  # of every response that does not set them itself
 WATCHING_ROUTES = ("/health", "/metrics", "/explore/server")  # asked every few seconds: logged at debug
 TENANT_LABEL_LENGTH = 8  # characters of the hash of a key
 MAX_STACK_LINES = 12
+MAX_METHOD_LENGTH = 16  # characters of the method of a request, which may be any word
 
 
 @dataclass
@@ -121,7 +122,7 @@ class RequestLogMiddleware:
             "debug" if route in WATCHING_ROUTES else "info",
             {
                 "id": record.request_id,
-                "method": scope["method"],
+                "method": scope["method"][:MAX_METHOD_LENGTH],
                 "route": route,
                 "status": status,
                 "prompt_tokens": record.prompt_tokens,

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from keepleft.serving.http import chat_template
 from keepleft.serving.http.errors import APIError
-from keepleft.serving.http.generation_stream import ChoiceDelta, GenerationStream
+from keepleft.serving.http.generation_stream import ChoiceDelta, FinishedChoice, GenerationStream
+from keepleft.serving.http.json_response import count_text_values, json_response
 from keepleft.serving.http.logprobs import TokenLogprob, chat_logprobs
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord
 from keepleft.serving.http.request_builder import (
@@ -29,7 +30,7 @@ from keepleft.serving.http.request_builder import (
 from keepleft.serving.http.schemas.requests import ChatRequest
 from keepleft.serving.http.schemas.responses import ChatCompletionResponse, response_docs
 from keepleft.serving.http.service import Service
-from keepleft.serving.http.sse import EventStream, until_disconnect
+from keepleft.serving.http.sse import EventStream, sse_data, until_disconnect
 from keepleft.serving.http.validated_route import validated_route
 
 
@@ -103,19 +104,23 @@ async def _answer(service: Service, body: ChatRequest, record: RequestRecord, ke
     stream.start()
     if not body.stream:
         (finished,) = await stream.choices()
-        choices = [
-            {
-                "index": n,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": format_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for n, choice in enumerate(finished)
-        ]
-        return JSONResponse(
-            {**base_fields, "object": "chat.completion", "choices": choices, "usage": usage(record)}
-        )
+
+        def build() -> dict[str, Any]:
+            choices = [
+                {
+                    "index": n,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": format_logprobs(choice.logprobs),
+                    "finish_reason": choice.finish_reason,
+                }
+                for n, choice in enumerate(finished)
+            ]
+            return {**base_fields, "object": "chat.completion", "choices": choices, "usage": usage(record)}
+
+        num_values = sum(_count_values(choice) for choice in finished)
+        return await json_response(service, tenant, build, num_values=num_values)
     chunks = _ChatChunks(
+        service,
         base_fields,
         plan,
         bool(body.stream_options and body.stream_options.include_usage),
@@ -127,7 +132,7 @@ async def _answer(service: Service, body: ChatRequest, record: RequestRecord, ke
         service.limits,
         record,
         log,
-        close=stream.close,
+        stream.engine_requests,
         on_error=chunks.cancelled_chunks,
     )
 
@@ -137,24 +142,30 @@ class _ChatChunks:
 
     def __init__(
         self,
+        service: Service,
         base_fields: dict[str, Any],
         plan: RequestPlan,
         include_usage: bool,
         record: RequestRecord,
         format_logprobs: Callable[[Sequence[TokenLogprob]], dict[str, Any] | None],
     ) -> None:
+        self.service = service
+        self.tenant = plan.requests[0].tenant
         self.base_fields = {**base_fields, "object": "chat.completion.chunk"}
         self.include_usage = include_usage
         self.record = record
         self.format_logprobs = format_logprobs
         self.unfinished = set(range(plan.num_choices))
 
-    async def events(self, stream: GenerationStream) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, stream: GenerationStream) -> AsyncIterator[dict[str, Any] | bytes]:
         for choice in sorted(self.unfinished):
             yield self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
         async for delta in stream.deltas():
-            for chunk in self._chunks(delta):
-                yield chunk
+            if delta.finish_reason is not None:
+                self.unfinished.discard(delta.choice)
+            encode = lambda delta=delta: b"".join(map(sse_data, self._chunks(delta)))
+            if chunks := await self.service.build_response(encode, _count_values(delta), self.tenant):
+                yield chunks
         if self.include_usage:
             yield {**self.base_fields, "choices": [], "usage": usage(self.record)}
 
@@ -171,7 +182,6 @@ class _ChatChunks:
         if delta.text or delta.logprobs:
             chunks.append(self._chunk(delta.choice, {"content": delta.text}, delta.logprobs))
         if delta.finish_reason is not None:
-            self.unfinished.discard(delta.choice)
             chunks.append(self._chunk(delta.choice, {}, finish_reason=delta.finish_reason))
         return chunks
 
@@ -190,6 +200,12 @@ class _ChatChunks:
             ],
             **({"usage": None} if self.include_usage else {}),
         }
+
+
+def _count_values(output: FinishedChoice | ChoiceDelta) -> int:
+    """The bytes of each token count like its logprob."""
+    num_logprobs = sum(1 + len(entry.top_logprobs) for entry in output.logprobs)
+    return 2 * num_logprobs + count_text_values(len(output.text))
 
 
 def _max_tokens_fields(body: ChatRequest) -> tuple[int | None, ...]:

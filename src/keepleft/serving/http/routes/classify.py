@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from torch import Tensor
 
 from keepleft.serving.engine.request import PromptRequest
 from keepleft.serving.http.engine_requests import pool_prompts
+from keepleft.serving.http.json_response import json_response
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import as_prompts, prompt_usage, tenant_of, texts_in, token_rows
 from keepleft.serving.http.schemas.requests import ClassifyRequest
@@ -40,18 +43,20 @@ async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord
         partial(token_rows, service, body.input), tenant, texts_in(as_prompts(body.input))
     )
     record.prompt_tokens += sum(map(len, rows))
-    labels = service.predictor.labels
-    data = []
     requests = [PromptRequest("classify", row, tenant=tenant) for row in rows]
-    for n, probabilities in enumerate(await pool_prompts(service.engine_thread, requests)):
-        values = [round(value, 6) for value in probabilities.tolist()]
-        data.append(
-            {
-                "index": n,
-                "label": labels[int(probabilities.argmax())],
-                "probabilities": dict(zip(labels, values, strict=True)),
-            }
-        )
-    return JSONResponse(
-        {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
-    )
+    results = await pool_prompts(service.engine_thread, requests)
+
+    def build() -> dict[str, Any]:
+        data = [{"index": n, **_label(service, probabilities)} for n, probabilities in enumerate(results)]
+        return {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
+
+    return await json_response(service, tenant, build, num_values=sum(map(len, results)))
+
+
+def _label(service: Service, probabilities: Tensor) -> dict[str, Any]:
+    labels = service.predictor.labels
+    values = [round(value, 6) for value in probabilities.tolist()]
+    return {
+        "label": labels[int(probabilities.argmax())],
+        "probabilities": dict(zip(labels, values, strict=True)),
+    }

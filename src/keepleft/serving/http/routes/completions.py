@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from tokenizers import Tokenizer
 
 from keepleft.data.token_text import CONTEXT_TOKENS
@@ -19,6 +19,7 @@ from keepleft.serving.engine.request import PromptRequest
 from keepleft.serving.http.engine_requests import score_prompts
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import ChoiceDelta, FinishedChoice, GenerationStream
+from keepleft.serving.http.json_response import count_text_values, json_response
 from keepleft.serving.http.logprobs import TokenLogprob, completion_logprobs, token_logprob
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord
 from keepleft.serving.http.request_builder import (
@@ -36,7 +37,7 @@ from keepleft.serving.http.request_builder import (
 from keepleft.serving.http.schemas.requests import CompletionRequest
 from keepleft.serving.http.schemas.responses import CompletionResponse, response_docs
 from keepleft.serving.http.service import Service
-from keepleft.serving.http.sse import EventStream, until_disconnect
+from keepleft.serving.http.sse import EventStream, sse_data, until_disconnect
 from keepleft.serving.http.validated_route import validated_route
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
@@ -86,6 +87,7 @@ async def _answer(
             num_choices=body.n or 1,
             best_of=body.best_of,
             logprobs=body.logprobs,
+            echo=bool(body.echo),
         ),
         texts_in([*prompts, body.prefix]),
     )
@@ -102,20 +104,24 @@ async def _answer(
     stream.start()
     if not body.stream:
         finished = await stream.choices()
-        with_logprobs = body.logprobs is not None
-        choices = [
-            _choice(n * plan.num_choices + k, echoes[n], choice, with_logprobs)
-            for n, row in enumerate(finished)
-            for k, choice in enumerate(row)
-        ]
-        return JSONResponse({**base_fields, "choices": choices, "usage": usage(record)})
-    chunks = _CompletionChunks(base_fields, echoes, plan, body, record)
+        outputs = [(echoes[n], choice) for n, row in enumerate(finished) for choice in row]
+
+        def build() -> dict[str, Any]:
+            choices = [
+                _choice(n, echo, choice, body.logprobs is not None)
+                for n, (echo, choice) in enumerate(outputs)
+            ]
+            return {**base_fields, "choices": choices, "usage": usage(record)}
+
+        num_values = sum(_count_values(echo, choice, body.logprobs) for echo, choice in outputs)
+        return await json_response(service, tenant, build, num_values=num_values)
+    chunks = _CompletionChunks(service, base_fields, echoes, plan, body, record)
     return EventStream(
         chunks.events(stream),
         service.limits,
         record,
         log,
-        close=stream.close,
+        stream.engine_requests,
         on_error=chunks.cancelled_chunks,
     )
 
@@ -129,17 +135,22 @@ class Echo:
     length: int  # characters of the prompt, which shift the offsets of the output
 
 
+NO_ECHO = Echo("", [], length=0)
+
+
 class _CompletionChunks:
     """Deltas as chunks; a choice begins with its echo, if requested."""
 
     def __init__(
         self,
+        service: Service,
         base_fields: dict[str, Any],
         echoes: list[Echo],
         plan: RequestPlan,
         body: CompletionRequest,
         record: RequestRecord,
     ) -> None:
+        self.service = service
         self.base_fields = base_fields
         self.echoes = echoes
         self.plan = plan
@@ -149,26 +160,33 @@ class _CompletionChunks:
         self.unfinished = set(range(plan.num_choices * len(plan.requests)))
         self.started: set[int] = set()
 
-    async def events(self, stream: GenerationStream) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, stream: GenerationStream) -> AsyncIterator[dict[str, Any] | bytes]:
         async for delta in stream.deltas():
-            yield self._chunk(delta)
+            echo = self._take_echo(delta.choice)
+            if delta.finish_reason is not None:
+                self.unfinished.discard(delta.choice)
+            encode = lambda delta=delta, echo=echo: sse_data(self._chunk(delta, echo))
+            num_values = _count_values(echo, delta, self.body.logprobs)
+            yield await self.service.build_response(encode, num_values, self.plan.requests[0].tenant)
         if self.include_usage:
             yield {**self.base_fields, "choices": [], "usage": usage(self.record)}
 
     def cancelled_chunks(self) -> list[dict[str, Any]]:
         """The last chunks of the choices that have not finished."""
         return [
-            self._chunk(ChoiceDelta(choice, "", finish_reason="cancelled"))
+            self._chunk(ChoiceDelta(choice, "", finish_reason="cancelled"), NO_ECHO)
             for choice in sorted(self.unfinished)
         ]
 
-    def _chunk(self, delta: ChoiceDelta) -> dict[str, Any]:
-        echo = self.echoes[delta.choice // self.plan.num_choices]
-        if delta.choice in self.started:
-            echo = Echo("", [], length=echo.length)
-        self.started.add(delta.choice)
-        if delta.finish_reason is not None:
-            self.unfinished.discard(delta.choice)
+    def _take_echo(self, choice: int) -> Echo:
+        """The echo for the first chunk of a choice; for the others only its length."""
+        echo = self.echoes[choice // self.plan.num_choices]
+        if choice in self.started:
+            return Echo("", [], length=echo.length)
+        self.started.add(choice)
+        return echo
+
+    def _chunk(self, delta: ChoiceDelta, echo: Echo) -> dict[str, Any]:
         choice = _choice(delta.choice, echo, delta, self.body.logprobs is not None)
         return {**self.base_fields, "choices": [choice], **({"usage": None} if self.include_usage else {})}
 
@@ -187,6 +205,11 @@ def _choice(
         "logprobs": logprobs,
         "finish_reason": output.finish_reason,
     }
+
+
+def _count_values(echo: Echo, output: FinishedChoice | ChoiceDelta, logprobs: int | None) -> int:
+    num_tokens = len(echo.logprobs) + len(output.logprobs)
+    return num_tokens * (1 + (logprobs or 0)) + count_text_values(len(echo.text) + len(output.text))
 
 
 def _check(service: Service, body: CompletionRequest) -> None:
@@ -221,9 +244,10 @@ async def _echoes(
 ) -> list[Echo]:
     """The echo of each prompt: empty unless requested, and with logprobs only if those are."""
     if not body.echo:
-        return [Echo("", [], length=0)] * len(prompts)
-    decode = lambda tokens: service.generator.input_tokenizer.decode(tokens, skip_special_tokens=True)
-    texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
+        return [NO_ECHO] * len(prompts)
+    num_tokens = sum(len(request.tokens) for request in plan.requests)
+    tenant = plan.requests[0].tenant
+    texts = await service.build_response(partial(_prompt_texts, service, prompts), num_tokens, tenant)
     if body.logprobs is None:
         return [Echo(text, [], len(text)) for text in texts]
     requests = [
@@ -234,11 +258,15 @@ async def _echoes(
     echoes = []
     for text, request, scored_tokens in zip(texts, plan.requests, scores, strict=True):
         tokens = list(request.tokens)
-        logprobs = await service.in_thread(
-            partial(_prompt_logprobs, service.tokenizer, tokens, scored_tokens), request.tenant
-        )
+        build = partial(_prompt_logprobs, service.tokenizer, tokens, scored_tokens)
+        logprobs = await service.build_response(build, len(tokens) * (1 + body.logprobs), tenant)
         echoes.append(Echo(text, logprobs, len(text)))
     return echoes
+
+
+def _prompt_texts(service: Service, prompts: Sequence[Prompt]) -> list[str]:
+    decode = lambda tokens: service.generator.input_tokenizer.decode(tokens, skip_special_tokens=True)
+    return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
 
 
 def _prompt_logprobs(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 from functools import partial
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from keepleft.serving.engine.request import PromptRequest
 from keepleft.serving.http.engine_requests import pool_prompts
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.json_response import json_response
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import as_prompts, prompt_usage, tenant_of, texts_in, token_rows
 from keepleft.serving.http.schemas.requests import EmbeddingRequest
@@ -52,12 +54,15 @@ async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecor
     requests = [PromptRequest("embed", row, tenant=tenant) for row in rows]
     vectors = [vector.numpy() for vector in await pool_prompts(service.engine_thread, requests)]
     encode = _as_base64 if body.encoding_format == "base64" else _as_floats
-    data = [
-        {"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)
-    ]
-    return JSONResponse(
-        {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
-    )
+
+    def build() -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": n, "embedding": encode(vector)}
+            for n, vector in enumerate(vectors)
+        ]
+        return {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
+
+    return await json_response(service, tenant, build, num_values=sum(map(len, vectors)))
 
 
 def _as_floats(vector: np.ndarray) -> list[float]:

@@ -7,13 +7,15 @@ from math import exp
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from keepleft.data.token_text import token_pieces
 from keepleft.decoding.score import ScoredToken
 from keepleft.serving.engine.request import PromptRequest, Tenant
 from keepleft.serving.http.engine_requests import score_prompts
 from keepleft.serving.http.errors import APIError, too_long
+from keepleft.serving.http.json_response import json_response
+from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.logprobs import finite_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import as_texts, prompt_usage, tenant_of
@@ -45,13 +47,15 @@ async def _answer(service: Service, body: ScoreRequest, record: RequestRecord, k
     texts, sources = _check_texts(service, body)
     work = partial(_score_requests, service, texts, sources, record, tenant)
     requests = await service.in_thread(work, tenant, [*texts, *sources])
-    data = []
-    for n, scored_tokens in enumerate(await score_prompts(service.engine_thread, requests)):
-        score = await service.in_thread(partial(_format_score, service, scored_tokens), tenant)
-        data.append({"index": n, **score})
-    return JSONResponse(
-        {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
-    )
+    scores = await score_prompts(service.engine_thread, requests)
+
+    def build() -> dict[str, Any]:
+        data = [
+            {"index": n, **_format_score(service, scored_tokens)} for n, scored_tokens in enumerate(scores)
+        ]
+        return {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
+
+    return await json_response(service, tenant, build, num_values=3 * sum(map(len, scores)))
 
 
 def _check_texts(service: Service, body: ScoreRequest) -> tuple[list[str], list[str]]:
@@ -86,11 +90,23 @@ def _score_requests(
             record.prompt_tokens += len(row)
     if service.is_encoder_decoder:
         rows = service.encoder.encode(texts, add_special_tokens=False)
-    arranged = map(service.predictor.arrange_for_score, rows, source_rows or [[]] * len(rows))
+    arranged = list(map(service.predictor.arrange_for_score, rows, source_rows or [[]] * len(rows)))
+    _check_num_logprobs(sum(len(tokens) for _, tokens, _ in arranged), service.limits)
     return [
         PromptRequest("score", [*context, *tokens], source_tokens, num_context=len(context), tenant=tenant)
         for context, tokens, source_tokens in arranged
     ]
+
+
+def _check_num_logprobs(num_logprobs: int, limits: Limits) -> None:
+    if num_logprobs > limits.reported_logprobs:
+        raise APIError(
+            400,
+            f"the texts have {num_logprobs:,} tokens to score: at most {limits.reported_logprobs:,} are "
+            "allowed in one request; give fewer texts",
+            param="input",
+            code="too_large",
+        )
 
 
 def _format_score(service: Service, scored_tokens: list[ScoredToken]) -> dict[str, Any]:

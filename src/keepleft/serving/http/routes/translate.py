@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from keepleft.serving.engine.request import Tenant
 from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
+from keepleft.serving.http.json_response import count_text_values, json_response
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import (
     RequestPlan,
@@ -52,18 +53,27 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     tenant = tenant_of(service, key, body.user)
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     texts = as_texts(body.input, service.limits)
-    build = partial(_build_plan, service, body, texts, tenant)
-    plan = await prepare_plan(service, tenant, build, texts_in([*texts, body.prefix]))
+    build_plan = partial(_build_plan, service, body, texts, tenant)
+    plan = await prepare_plan(service, tenant, build_plan, texts_in([*texts, body.prefix]))
     stream = GenerationStream(service, plan, record, only_at_end=True)
     stream.start()
     finished = await stream.choices()
-    data = [
-        {**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]}
-        for n, row in enumerate(finished)
-    ]
-    return JSONResponse(
-        {"object": "list", "model": service.name, "seed": plan.seed, "data": data, "usage": usage(record)}
-    )
+
+    def build() -> dict[str, Any]:
+        data = [
+            {**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]}
+            for n, row in enumerate(finished)
+        ]
+        return {
+            "object": "list",
+            "model": service.name,
+            "seed": plan.seed,
+            "data": data,
+            "usage": usage(record),
+        }
+
+    num_characters = sum(len(choice.text) for row in finished for choice in row)
+    return await json_response(service, tenant, build, num_values=count_text_values(num_characters))
 
 
 def _build_plan(service: Service, body: TranslateRequest, texts: list[str], tenant: Tenant) -> RequestPlan:

@@ -55,7 +55,9 @@ class LatencyStatus(BaseModel):
 class WorkStatus(BaseModel):
     """A kind of work beside the engine."""
 
-    name: Literal["questions", "audits", "grammars", "templates", "tokenizing", "preparation", "validation"]
+    name: Literal[
+        "questions", "audits", "grammars", "templates", "tokenizing", "preparation", "validation", "responses"
+    ]
     running: int
     waiting: int
 
