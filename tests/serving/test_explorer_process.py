@@ -46,7 +46,7 @@ TASKS = {
     "die": lambda: os._exit(3),
     "refuse": refuse,
     "break": break_down,
-    "question": lambda question, params: (time.sleep(params["seconds"]), os.getpid())[1],
+    "question": lambda question, params, tenant="": (time.sleep(params["seconds"]), os.getpid())[1],
 }
 
 
