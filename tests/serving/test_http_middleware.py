@@ -278,8 +278,8 @@ def test_the_texts_of_the_explorer_belong_to_their_key():
     explorer = Explorer(*decoder(), name="tiny")
     with client(decoder(), explorer=explorer, keys=APIKeys(["a-key", "b-key"])) as http_client:
 
-        def ask(key, question, **params):
-            headers = {"authorization": f"Bearer {key}"}
+        def ask(api_key, question, **params):
+            headers = {"authorization": f"Bearer {api_key}"}
             return http_client.post(f"/explore/{question}", json=params, headers=headers)
 
         text = {"key": ask("a-key", "attention", text="a secret").json()["key"], "name": "decoder.self"}
