@@ -268,13 +268,7 @@ def test_an_error_never_repeats_the_request_at_length():
 
 def post_scope(tenant="", path="/v1/completions"):
     headers = [(b"content-type", b"application/json")]
-    return {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "headers": headers,
-        "state": {"tenant": tenant},
-    }
+    return {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {"tenant": tenant}}
 
 
 def test_the_bodies_of_all_requests_share_a_limit():
