@@ -348,8 +348,8 @@ def test_a_tenant_evicts_its_own_texts_first_and_the_last_one_of_another_at_the_
     cache = explorer.text_cache
     size = cache.read([3, 4], [], "a").bytes
     cache.max_bytes = 4 * size
-    for tokens, tenant in (([5, 6], "a"), ([3, 4], "b"), ([5, 6], "b"), ([7, 8], "b")):
-        cache.read(tokens, [], tenant)
+    for text, tenant in (([5, 6], "a"), ([3, 4], "b"), ([5, 6], "b"), ([7, 8], "b")):
+        cache.read(text, [], tenant)
     kept = lambda: [(entry.tenant, entry.tokens) for entry in cache.entries.values()]
     assert kept() == [("a", [3, 4]), ("a", [5, 6]), ("b", [5, 6]), ("b", [7, 8])]
     cache.read([3, 4], [], "c")

@@ -216,7 +216,7 @@ def test_a_short_task_is_not_ended_for_others(process):
 def test_a_task_that_needs_too_much_memory_fails_and_the_server_goes_on(process):
     pid = ask(process, "pid")
     for allocate in ("tensor", "bytes"):
-        with pytest.raises(APIError, match="needs more memory than the process .* may use") as error:
+        with pytest.raises(APIError, match=r"needs more memory than the process .* may use") as error:
             ask(process, allocate, size=QUESTION_MEMORY + (64 << 20))
         assert (error.value.status, error.value.code) == (500, "model_failed")
     assert ask(process, "tensor", size=QUESTION_MEMORY // 2) == 1

@@ -547,7 +547,7 @@ def test_the_prompt_of_a_client_that_leaves_is_not_read_on(path, body):
 
 # processes beside the engine ---------------------------------------------------------------------------
 
-TASKS = {"question": lambda question, params: run_question(**params)}
+TASKS = {"question": lambda question, params, tenant: run_question(**params)}
 
 
 def run_question(seconds=0.0):

@@ -68,8 +68,8 @@ def check_beam_tokens(num_beams: int, prompt_length: int, max_new_tokens: int) -
     num_tokens = num_beams * (prompt_length + max_new_tokens)
     if num_tokens > MAX_BEAM_TOKENS:
         raise ValueError(
-            f"{num_beams} beams of {prompt_length:,} + {max_new_tokens} tokens are {num_tokens:,} tokens, and "
-            f"at most {MAX_BEAM_TOKENS:,} are kept: shorten the text, or ask for fewer beams"
+            f"{num_beams} beams of {prompt_length:,} + {max_new_tokens} tokens are {num_tokens:,} tokens, "
+            f"and at most {MAX_BEAM_TOKENS:,} are kept: shorten the text, or ask for fewer beams"
         )
 
 

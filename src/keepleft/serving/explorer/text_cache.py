@@ -144,7 +144,7 @@ class TextCache:
         return self.entries[key]
 
     def _evict(self, newest: ReadText) -> None:
-        """Make room for this text: first among those of its tenant, last where another tenant has only one."""
+        """Make room for this text: first among those of its tenant, last where another has only one."""
         while True:
             num_texts = Counter(entry.tenant for entry in self.entries.values())
             others = [entry for entry in self.entries.values() if entry is not newest]

@@ -68,7 +68,7 @@ class LogWriter:
 
 
 def write_to_descriptor(descriptor: int, line: str) -> None:
-    """Write all of it, without Python's file objects: at the exit, they would wait for a thread that writes."""
+    """Write all of it, without Python's file objects: the exit would wait for a thread that holds one."""
     data = line.encode(errors="replace")
     while data:
         data = data[os.write(descriptor, data) :]

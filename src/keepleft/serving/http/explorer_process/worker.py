@@ -108,8 +108,8 @@ def describe_error(error: Exception) -> dict[str, object]:
     if is_out_of_memory(error):
         api_error = APIError(
             500,
-            "this needs more memory than the process that answers it may use: give a shorter text, or ask for "
-            "fewer beams or tokens",
+            "this needs more memory than the process that answers it may use: give a shorter text, or ask "
+            "for fewer beams or tokens",
             code=MODEL_FAILED,
         )
     if api_error is None:

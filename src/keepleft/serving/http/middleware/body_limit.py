@@ -104,8 +104,8 @@ class BodyLimitMiddleware:
         return APIError(
             503,
             f"the bodies of your requests have {self.memory.by_key[key]:,} bytes, and those of all requests "
-            f"{self.memory.num_bytes:,} of {self.limits.body_memory:,}, of which one API key may hold no more "
-            "than it leaves free: try again in a moment",
+            f"{self.memory.num_bytes:,} of {self.limits.body_memory:,}, of which one API key may hold no "
+            "more than it leaves free: try again in a moment",
             code="too_many_bodies",
             headers={**CLOSE_HEADERS, "retry-after": "1"},
         )
