@@ -204,7 +204,7 @@ def test_a_summary_says_of_each_head_what_its_map_says(family):
         answer = ask(explorer, "head_stats", key=reading["key"], name=attention["name"], layer=1)
         assert len(answer["heads"]) == attention["heads"]
         full_map = (
-            explorer.text_cache[reading["key"]]
+            explorer.text_cache.get(reading["key"])
             .attentions[attention["name"]][1]
             .weights([3], torch.arange(attention["rows"]))[0]
             .double()
@@ -327,6 +327,46 @@ def test_only_a_few_texts_are_kept():
     explorer.text_cache.max_bytes = 1
     ask(explorer, "attention", text=TEXT[:4])
     assert len(explorer.text_cache.entries) == 1
+
+
+def test_a_text_is_kept_for_its_tenant_alone():
+    explorer = make_explorer("decoder")
+    ask_as = lambda tenant, question, **params: explorer.ask(question, params, tenant)
+    key = ask_as("a", "attention", text=TEXT)["key"]
+    params = {"key": key, "name": "decoder.self", "layer": 0}
+    with pytest.raises(ExpiredError):
+        ask_as("b", "head_stats", **params)
+    assert ask_as("b", "attention", text=TEXT)["key"] != key
+    assert make_explorer("decoder").ask("attention", {"text": TEXT}, "a")["key"] != key  # of another process
+    for n in range(3, 12):
+        ask_as("b", "attention", text=TEXT[:n])
+    assert ask_as("a", "head_stats", **params)["heads"]
+
+
+def test_a_tenant_evicts_its_own_texts_first_and_the_last_one_of_another_at_the_end():
+    explorer = make_explorer("decoder")
+    cache = explorer.text_cache
+    size = cache.read([3, 4], [], "a").bytes
+    cache.max_bytes = 4 * size
+    for text, tenant in (([5, 6], "a"), ([3, 4], "b"), ([5, 6], "b"), ([7, 8], "b")):
+        cache.read(text, [], tenant)
+    kept = lambda: [(entry.tenant, entry.tokens) for entry in cache.entries.values()]
+    assert kept() == [("a", [3, 4]), ("a", [5, 6]), ("b", [5, 6]), ("b", [7, 8])]
+    cache.read([3, 4], [], "c")
+    assert kept() == [("a", [5, 6]), ("b", [5, 6]), ("b", [7, 8]), ("c", [3, 4])]
+    cache.read([3, 4], [], "d")
+    assert kept() == [("a", [5, 6]), ("b", [7, 8]), ("c", [3, 4]), ("d", [3, 4])]
+    cache.read([3, 4], [], "e")  # nobody has two
+    assert kept() == [("b", [7, 8]), ("c", [3, 4]), ("d", [3, 4]), ("e", [3, 4])]
+
+
+def test_the_keys_and_values_of_a_prefix_are_those_of_one_tenant():
+    explorer = make_explorer("decoder")
+    scorers = []
+    for tenant in ("a", "a", "b", "a"):
+        explorer.ask("next_token", {"text": TEXT}, tenant)
+        scorers.append(explorer.scorer)
+    assert [scorer is scorers[0] for scorer in scorers] == [True, True, False, False]
 
 
 def test_the_same_text_is_read_again_where_the_weights_have_changed():

@@ -379,6 +379,11 @@ def test_a_source_may_begin_with_a_tag():
         ("beam", {"num_beams": 2.5}, "num_beams is 2.5"),
         ("beam", {"length_penalty": float("nan")}, "length_penalty is nan"),
         ("beam", {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        (
+            "beam",
+            {"text": "a" * 2000, "num_beams": 16, "max_new_tokens": 48},
+            r"16 beams of 2,00\d \+ 48 tokens are 32,\d+ tokens, and at most 16,384 are kept",
+        ),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(question, change, message):

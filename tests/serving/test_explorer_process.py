@@ -14,13 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 import keepleft as kl
 from keepleft.serving.engine.request import OverloadedError, ShuttingDownError
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.explorer_process import tasks, worker_queue
-from keepleft.serving.http.explorer_process.client import ExplorerProcess
+from keepleft.serving.http.explorer_process.client import MAX_WORKERS, QUESTION_MEMORY, ExplorerProcess
 from keepleft.serving.http.explorer_process.worker import ModelSource
 from keepleft.serving.http.explorer_process.worker_queue import WorkerError
 from keepleft.serving.http.explorer_process.worker_source import ForkServer, SpawnedWorkers
@@ -44,9 +45,11 @@ TASKS = {
     "sleep": lambda seconds: time.sleep(seconds),
     "pid": os.getpid,
     "die": lambda: os._exit(3),
+    "tensor": lambda size: int(torch.ones(size, dtype=torch.uint8)[-1]),
+    "bytes": lambda size: len(bytes(size)),
     "refuse": refuse,
     "break": break_down,
-    "question": lambda question, params: (time.sleep(params["seconds"]), os.getpid())[1],
+    "question": lambda question, params, tenant="": (time.sleep(params["seconds"]), os.getpid())[1],
 }
 
 
@@ -78,9 +81,13 @@ def wait_until(condition):
 def start_sleeping(process, seconds=600.0, key=""):
     """A task that keeps the worker busy."""
     future = process.queue.submit(key, "sleep", {"seconds": seconds})
-    wait_until(lambda: process.queue.running is not None and process.queue.running.future is future)
-    wait_until(lambda: process.queue.worker is not None)
+    wait_until(lambda: worker_of(process, future) is not None)
     return future
+
+
+def worker_of(process, future):
+    slots = [slot for slot in process.queue.slots if slot.task is not None and slot.task.future is future]
+    return slots[0].worker if slots and slots[0].start_time is not None else None
 
 
 def descendants(pid):
@@ -117,7 +124,7 @@ def test_a_worker_that_dies_is_replaced(process):
     assert (error.value.status, error.value.code) == (500, "model_failed")
     pid = ask(process, "pid")
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not process.queue.worker.is_alive())
+    wait_until(lambda: not process.queue.slots[0].worker.is_alive())
     assert ask(process, "pid") != pid
     future = start_sleeping(process)
     os.kill(next(iter(descendants(process.source.process.pid))), signal.SIGKILL)
@@ -147,7 +154,7 @@ def test_a_caller_of_a_route_that_leaves_is_noticed(process):
         task = asyncio.ensure_future(
             process.run("question", {"question": "beam", "params": {"seconds": 600}}, "")
         )
-        while process.queue.running is None:
+        while not process.queue.counts()[0]:
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -158,6 +165,7 @@ def test_a_caller_of_a_route_that_leaves_is_noticed(process):
 
 
 def test_another_key_is_next(process):
+    process.queue.slots = process.queue.slots[:1]
     blocker = start_sleeping(process, 0.3, "first")
     order = []
     futures = []
@@ -168,7 +176,55 @@ def test_another_key_is_next(process):
     assert order == ["d", "a", "e", "b", "c"]
 
 
+def test_keys_do_not_wait_for_each_other_and_each_keeps_its_worker(process):
+    pids = [ask(process, "pid", key) for key in "abcd"]
+    assert len(set(pids)) == MAX_WORKERS
+    blockers = [start_sleeping(process, key=key) for key in "abc"]
+    own = process.queue.submit("a", "pid", {})
+    assert ask(process, "pid", "d") == pids[3]
+    assert process.queue.counts() == (3, 1)
+    assert not own.done()  # one key has one worker, however much it asks
+    for blocker in blockers:
+        blocker.cancel()
+    own.result(PATIENCE)
+    assert ask(process, "pid", "e") in {ask(process, "pid", key) for key in "abcd"} | {pids[3]}
+
+
+def test_a_task_is_ended_where_other_keys_wait_for_a_worker(process):
+    process.queue.hold_seconds = 0.2
+    first = start_sleeping(process, key="a")
+    others = [start_sleeping(process, key=key) for key in "bcd"]
+    again = process.queue.submit("a", "echo", {"value": 1})
+    time.sleep(0.5)
+    assert not any(future.done() for future in (first, *others, again))  # nobody else waits
+    assert ask(process, "echo", "e", value=2) == 2
+    with pytest.raises(APIError, match=r"more than 0.2 seconds while other API keys waited") as error:
+        first.result(PATIENCE)
+    assert (error.value.status, error.value.code) == (503, "ended_for_others")
+    assert json.loads(again.result(PATIENCE)) == 1
+    assert not any(future.done() for future in others)
+
+
+def test_a_short_task_is_not_ended_for_others(process):
+    process.queue.slots = process.queue.slots[:1]
+    process.queue.hold_seconds = 0.5
+    futures = [process.queue.submit(key, "sleep", {"seconds": 0.2}) for key in "abcdef"]
+    for future in futures:  # for 1.2 seconds somebody waits, and nobody holds the worker for half a second
+        assert json.loads(future.result(PATIENCE)) is None
+
+
+def test_a_task_that_needs_too_much_memory_fails_and_the_server_goes_on(process):
+    pid = ask(process, "pid")
+    for allocate in ("tensor", "bytes"):
+        with pytest.raises(APIError, match=r"needs more memory than the process .* may use") as error:
+            ask(process, allocate, size=QUESTION_MEMORY + (64 << 20))
+        assert (error.value.status, error.value.code) == (500, "model_failed")
+    assert ask(process, "tensor", size=QUESTION_MEMORY // 2) == 1
+    assert ask(process, "pid") != pid  # what it had kept is gone
+
+
 def test_waiting_tasks_are_bounded(process, monkeypatch):
+    process.queue.slots = process.queue.slots[:1]
     blocker = start_sleeping(process)
     waiting = [process.queue.submit("first", "echo", {"value": 1}) for _ in range(4)]
     with pytest.raises(OverloadedError, match="4 questions of yours wait already"):
@@ -255,7 +311,7 @@ def test_where_the_server_cannot_be_forked_the_model_is_loaded_again(start, mode
         pids = descendants(os.getpid())
         if start is ForkServer:  # one that dies is started again
             process.source.process.kill()
-            process.queue.worker.kill()
+            process.queue.slots[0].worker.kill()
             assert ask(process, "question", question="model_info", params={}) == info
     finally:
         process.close()

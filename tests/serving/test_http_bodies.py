@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import threading
 import time
@@ -15,14 +16,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from keepleft.serving.http import json_body, validated_route
+from keepleft.serving.http.app import make_app
 from keepleft.serving.http.errors import MAX_MESSAGE_LENGTH, MAX_PARAM_LENGTH, APIError
 from keepleft.serving.http.json_body import check_counts, parse_json
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.middleware.auth import APIKeys
 from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
+from keepleft.serving.http.middleware.body_memory import BodyMemory
 from keepleft.serving.http.schemas import requests
 from keepleft.serving.http.service import VALIDATION_THREADS
-from serving.test_http_misbehaving_clients import request, wait_until
-from serving.tiny_services import client, decoder, running, talker
+from serving.test_http_misbehaving_clients import post, read_until_closed, request, wait_until
+from serving.tiny_services import client, decoder, running, service, talker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HEALTH_SECONDS = 0.1  # promised
@@ -262,6 +266,11 @@ def test_an_error_never_repeats_the_request_at_length():
             assert len(answer.content) < 3000
 
 
+def post_scope(tenant="", path="/v1/completions"):
+    headers = [(b"content-type", b"application/json")]
+    return {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {"tenant": tenant}}
+
+
 def test_the_bodies_of_all_requests_share_a_limit():
     async def respond(scope, receive, send):
         messages.append(await receive())
@@ -280,8 +289,7 @@ def test_the_bodies_of_all_requests_share_a_limit():
         async def send(message):
             statuses.append(message.get("status"))
 
-        scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-        await middleware(scope, receive, send)
+        await middleware(post_scope(), receive, send)
 
     async def post_three():
         await asyncio.gather(*(post(300) for _ in range(3)))
@@ -289,4 +297,63 @@ def test_the_bodies_of_all_requests_share_a_limit():
     asyncio.run(post_three())
     assert len(messages) == 2
     assert 503 in statuses
-    assert middleware.held_bytes == 0
+    assert middleware.memory.num_bytes == 0
+    assert not middleware.memory.by_key
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400)), max_size=60),
+    small=st.integers(1, 60),
+)
+def test_no_key_takes_the_memory_of_all_bodies(steps, small):
+    memory = BodyMemory(1000)
+    for key, size in steps:  # of bodies that never end
+        if not memory.add(key, size):
+            memory.remove(key, size)
+        assert memory.num_bytes <= memory.max_bytes
+    assert memory.add("small", small)
+    assert memory.num_bytes <= memory.max_bytes
+
+
+def test_one_key_does_not_lock_out_another_with_its_bodies():
+    """20 bodies of 4 KiB of which the last byte never comes, where there is room for 16."""
+    limits = Limits(body=1 << 12, body_memory=1 << 16)
+    small = {"prompt": "a", "max_tokens": 1}
+    keys = APIKeys(["greedy-key", "small-key"])
+    with running(decoder(), limits=limits, keys=keys) as (port, _, _):
+        crowd = []
+        for _ in range(20):
+            connection = socket.create_connection(("127.0.0.1", port), 60)
+            headers = f"authorization: Bearer greedy-key\r\ncontent-length: {limits.body}"
+            connection.sendall(post(headers) + b" " * (limits.body - 1))
+            crowd.append(connection)
+        # half of the memory holds 8 of them; the others are refused
+        wait_until(lambda: len(select.select(crowd, [], [], 0)[0]) >= 12)
+        assert b"too_many_bodies" in read_until_closed(select.select(crowd, [], [], 0)[0][0])
+        for _ in range(3):
+            answer = httpx.post(
+                f"http://127.0.0.1:{port}/v1/completions",
+                json=small,
+                headers={"authorization": "Bearer small-key"},
+                timeout=60,
+            )
+            assert answer.status_code == 200
+        for connection in crowd:
+            connection.close()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
+def test_a_body_without_a_key_is_not_read(path, status):
+    statuses = []
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    with service(decoder()) as running_service:
+        app = make_app(running_service, keys=APIKeys(["a-key"]))
+        scope = {**post_scope(path=path), "query_string": b"", "root_path": "", "http_version": "1.1"}
+        asyncio.run(app(scope, receive, send))
+    assert statuses[0] == status

@@ -8,6 +8,8 @@ from base64 import b64encode
 
 import pytest
 
+from keepleft.serving.engine.request import Tenant
+from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
 from keepleft.serving.http.middleware.auth import APIKey, APIKeys, read_key_file
 from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH
@@ -243,7 +245,7 @@ def test_a_page_that_is_not_built_says_how_to_build_it(tmp_path):
 class Answers:
     """Stands in for the explorer."""
 
-    def ask(self, question, params):
+    def ask(self, question, params, tenant):
         import threading
 
         class ExpiredError(ValueError):
@@ -271,6 +273,41 @@ def test_questions_are_answered_in_a_thread_beside_the_engine():
         assert http_client.post("/explore/model_info", json=[1]).status_code == 400
     with client(decoder()) as http_client:
         assert http_client.post("/explore/model_info", json={}).status_code == 404
+
+
+def test_the_texts_of_the_explorer_belong_to_their_key():
+    explorer = Explorer(*decoder(), name="tiny")
+    with client(decoder(), explorer=explorer, keys=APIKeys(["a-key", "b-key"])) as http_client:
+
+        def ask(api_key, question, **params):
+            headers = {"authorization": f"Bearer {api_key}"}
+            return http_client.post(f"/explore/{question}", json=params, headers=headers)
+
+        text = {"key": ask("a-key", "attention", text="a secret").json()["key"], "name": "decoder.self"}
+        view = {**text, "layer": 0, "head": 0, "size": 8}
+        assert ask("a-key", "overview", **view).status_code == 200
+        refused = ask("b-key", "overview", **view)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "expired")
+        for n in range(8):
+            assert ask("b-key", "attention", text=f"filler {n}").status_code == 200
+        assert ask("a-key", "overview", **view).status_code == 200
+
+
+def test_all_work_for_an_attention_map_is_its_tenants():
+    keys = APIKeys(["a-key"])
+    tenants = []
+    with client(decoder(), keys=keys) as http_client:
+        run = http_client.service.preparation.run
+
+        def note_tenant(tenant, work):
+            tenants.append(tenant)
+            return run(tenant, work)
+
+        http_client.service.preparation.run = note_tenant
+        headers = {"authorization": "Bearer a-key"}
+        assert http_client.post("/v1/attention", json={"input": "a"}, headers=headers).status_code == 200
+    assert set(tenants) == {Tenant(*keys.weights)}
+    assert len(tenants) == 2
 
 
 # logs and metrics ----------------------------------------------------------------------------------

@@ -29,16 +29,25 @@ from keepleft.cli.serve import serve
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.engine.thread import STATUS_INTERVAL_SECONDS, USER_FACTOR
+from keepleft.serving.explorer.beam_tree import MAX_BEAM_TOKENS
 from keepleft.serving.explorer.params import MAX_TOKENS
 from keepleft.serving.http import server as server_module
 from keepleft.serving.http.descriptors import RESERVED_DESCRIPTORS, fit_connections
 from keepleft.serving.http.engine_requests import MAX_BACKLOG, MAX_BLOCKED_SECONDS
 from keepleft.serving.http.errors import MAX_MESSAGE_LENGTH
-from keepleft.serving.http.explorer_process.client import AUDIT_GRACE_SECONDS, GRACE_SECONDS, ExplorerProcess
+from keepleft.serving.http.explorer_process.client import (
+    AUDIT_GRACE_SECONDS,
+    GRACE_SECONDS,
+    HOLD_SECONDS,
+    MAX_WORKERS,
+    QUESTION_MEMORY,
+    ExplorerProcess,
+)
 from keepleft.serving.http.explorer_process.worker import NICENESS
 from keepleft.serving.http.explorer_process.worker_queue import MAX_WAITING
 from keepleft.serving.http.explorer_process.worker_source import ForkServer
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.log_writer import CLOSE_SECONDS, MAX_LINES
 from keepleft.serving.http.metrics import MAX_RECENT, RECENT_SECONDS
 from keepleft.serving.http.middleware import request_log
 from keepleft.serving.http.middleware.admission import REFUSAL_SECONDS
@@ -94,6 +103,12 @@ NUMBERS = [
     ("docs/serving.md", r"a key gets 429 after (a) second", REFUSAL_SECONDS),
     ("docs/serving.md", r"at most (eight ninths) of", USER_FACTOR / (USER_FACTOR + 1)),
     ("docs/serving.md", r"\(nice (\d+)\)", NICENESS),
+    ("docs/serving.md", r"Each of up to (four) API keys has a worker", MAX_WORKERS),
+    ("docs/serving.md", r"a question that has run for (\d+) seconds while one waits", HOLD_SECONDS),
+    ("docs/serving.md", r"A worker may use (\d+) GiB beside the model", QUESTION_MEMORY / (1 << 30)),
+    ("docs/serving.md", r"A beam search keeps at most ([\d,]+) tokens", MAX_BEAM_TOKENS),
+    ("docs/serving.md", r"up to ([\d,]+) lines wait", MAX_LINES),
+    ("docs/serving.md", r"the last lines have (\d+) seconds", CLOSE_SECONDS),
     ("docs/serving.md", r"is ended with its process after (a quarter of a) second", GRACE_SECONDS),
     ("docs/serving.md", r"an audit goes on for (a) minute", AUDIT_GRACE_SECONDS / 60),
     ("docs/serving.md", r"\(at most (\d+) of all keys\)", MAX_WAITING),
@@ -309,7 +324,7 @@ class Blocked:
     def __init__(self):
         self.is_let = threading.Event()
 
-    def ask(self, question, params):
+    def ask(self, question, params, tenant):
         self.is_let.wait(NEVER)
         return {}
 
@@ -539,7 +554,7 @@ def test_the_prompt_of_a_client_that_leaves_is_not_read_on(path, body):
 
 # processes beside the engine ---------------------------------------------------------------------------
 
-TASKS = {"question": lambda question, params: run_question(**params)}
+TASKS = {"question": lambda question, params, tenant: run_question(**params)}
 
 
 def run_question(seconds=0.0):
@@ -562,7 +577,7 @@ def test_a_question_beyond_its_seconds_is_ended_and_the_next_has_a_new_process_a
             assert ask(600).status_code == 504
         clock.assert_after(SECONDS)
         with Clock() as clock:
-            wait_until(lambda: not process.queue.running)
+            wait_until(lambda: not process.queue.counts()[0])
         assert clock.elapsed < 5 * GRACE_SECONDS + 1
         with Clock() as clock:
             second = asked_until_answered(ask)

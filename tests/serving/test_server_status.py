@@ -310,7 +310,7 @@ def test_work_beside_the_engine_is_counted():
     is_answered = threading.Event()
 
     class Waiting:
-        def ask(self, question, params):
+        def ask(self, question, params, tenant):
             is_answered.wait(30)
             return {}
 

@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.serving.http.limits import Limits
 
 if TYPE_CHECKING:
+    from keepleft.serving.http.log_writer import LogWriter
     from keepleft.serving.http.middleware.auth import APIKey
     from keepleft.serving.http.middleware.request_log import Log
 
@@ -135,9 +137,12 @@ def serve(
         message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
         print(message, file=sys.stderr, flush=True)
 
-    with closing(ExplorerProcess(workers, max_waiting=limits.questions)) as explorer_process:
+    with (
+        closing(_make_log_writer()) as log_writer,
+        closing(ExplorerProcess(workers, max_waiting=limits.questions)) as explorer_process,
+    ):
         torch.set_num_threads(threads or capacity.best_threads(loaded.model))
-        log = _make_log(log_level)
+        log = _make_log(log_level, log_writer)
         sys.setswitchinterval(SWITCH_INTERVAL)
         engine = run_in_own_thread(
             lambda: capacity.make_engine(
@@ -215,15 +220,32 @@ def _read_api_keys(key: str | None, file: str | None, operator_key: str | None) 
     return keys
 
 
-def _make_log(level: str) -> Log:
-    """A log of JSON lines on stderr, which uvicorn's own log goes to as well."""
+def _make_log_writer() -> LogWriter:
+    """Writes to stderr, whoever reads it or does not."""
+    from keepleft.serving.http.log_writer import LogWriter, write_to_descriptor
+
+    def describe_dropped(num_lines: int) -> str:
+        message = f"{num_lines} lines of the log were dropped: nobody read them in time"
+        return _format_line("warning", {"dropped": num_lines, "message": message})
+
+    if sys.__stderr__ is None:  # it is closed, and its number may be that of a connection
+        return LogWriter(lambda line: None, describe_dropped)
+    return LogWriter(partial(write_to_descriptor, sys.__stderr__.fileno()), describe_dropped)
+
+
+def _format_line(level: str, fields: dict[str, Any]) -> str:
     from keepleft.serving.http.middleware.request_log import log_line
 
+    return json.dumps(log_line(level, fields), ensure_ascii=False) + "\n"
+
+
+def _make_log(level: str, writer: LogWriter) -> Log:
+    """A log of JSON lines, which those of uvicorn and asyncio go to as well."""
     threshold = LOG_LEVELS.index(level)
 
     def log(level: str, fields: dict[str, Any]) -> None:
         if LOG_LEVELS.index(level) >= threshold:
-            print(json.dumps(log_line(level, fields), ensure_ascii=False), file=sys.stderr, flush=True)
+            writer.write(_format_line(level, fields))
 
     class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -231,8 +253,9 @@ def _make_log(level: str) -> Log:
             fields = {"logger": record.name, "message": record.getMessage()}
             log(name if name in LOG_LEVELS else "error", fields)
 
-    logger = logging.getLogger("uvicorn")
-    logger.handlers = [JSONLogHandler()]
-    logger.propagate = False
-    logger.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+    for name in ("uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers = [JSONLogHandler()]
+        logger.propagate = False
+        logger.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     return log

@@ -8,6 +8,7 @@ from keepleft.plots.cross_attention import alignment_weights
 from keepleft.serving.explorer import attention_tiles, head_stats, wire
 from keepleft.serving.explorer.attention_store import claimed_mask
 from keepleft.serving.explorer.params import Params
+from keepleft.serving.explorer.text_cache import ReadText
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
@@ -36,7 +37,7 @@ def attention(explorer: Explorer, params: Params) -> dict[str, Any]:
     else:
         explorer.reject_source(params)
         tokens = _truncate(display.encode_text(params.text("text")), max_tokens, "text", notes)
-    read_text = explorer.text_cache.read(tokens, source_tokens)
+    read_text = explorer.text_cache.read(tokens, source_tokens, params.tenant)
     design = generator.model.design
     lengths = {"text": len(read_text.tokens), "source": len(source_tokens)}
     sides = dict(SIDES) if generator.is_encoder_decoder else dict.fromkeys(SIDES, ("text", "text"))
@@ -76,20 +77,24 @@ def _truncate(tokens: list[int], max_tokens: int, side: str, notes: list[str]) -
     return tokens[:max_tokens]
 
 
+def _cached_text(explorer: Explorer, params: Params) -> ReadText:
+    return explorer.text_cache.get(params.text("key"), params.tenant)
+
+
 def overview(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return attention_tiles.overview(explorer.text_cache[params.text("key")], params)
+    return attention_tiles.overview(_cached_text(explorer, params), params)
 
 
 def tile(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return attention_tiles.tile(explorer.text_cache[params.text("key")], params)
+    return attention_tiles.tile(_cached_text(explorer, params), params)
 
 
 def token_attention(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return attention_tiles.token_row(explorer.text_cache[params.text("key")], params)
+    return attention_tiles.token_row(_cached_text(explorer, params), params)
 
 
 def layer_head_stats(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return head_stats.head_stats(explorer.text_cache[params.text("key")], params)
+    return head_stats.head_stats(_cached_text(explorer, params), params)
 
 
 def alignment(explorer: Explorer, params: Params) -> dict[str, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 MAX_NUM_BEAMS = 16
+MAX_BEAM_TOKENS = 16_384  # of all beams together, each with the whole text
 
 
 def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
@@ -24,13 +25,15 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
     display, model = explorer.require_generative("beam"), explorer.generator.model
     prompt_tokens = display.encode_prompt(explorer.input_text(params))
     num_beams = params.integer("num_beams", 1, MAX_NUM_BEAMS)
+    max_new_tokens = params.integer("max_new_tokens", 1, MAX_NEW_TOKENS)
+    check_beam_tokens(num_beams, len(prompt_tokens), max_new_tokens)
     length_penalty = params.number("length_penalty", -10, 10, 1.0)
     options = resolve_options(
         model,
         None,
         {
             "num_beams": max(2, num_beams),
-            "max_new_tokens": params.integer("max_new_tokens", 1, MAX_NEW_TOKENS),
+            "max_new_tokens": max_new_tokens,
             "length_penalty": length_penalty,
             "early_stopping": params.flag("early_stopping", False),
             "do_sample": False,
@@ -58,6 +61,16 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
     ]
     best = {"tokens": finished[0]["tokens"], "score": finished[0]["score"]} if results[0].tokens else None
     return {"steps": _tree(explorer, history, context, length_penalty), "finished": finished, "best": best}
+
+
+def check_beam_tokens(num_beams: int, prompt_length: int, max_new_tokens: int) -> None:
+    """Raise ValueError for more tokens than a search may keep."""
+    num_tokens = num_beams * (prompt_length + max_new_tokens)
+    if num_tokens > MAX_BEAM_TOKENS:
+        raise ValueError(
+            f"{num_beams} beams of {prompt_length:,} + {max_new_tokens} tokens are {num_tokens:,} tokens, "
+            f"and at most {MAX_BEAM_TOKENS:,} are kept: shorten the text, or ask for fewer beams"
+        )
 
 
 def _tree(

@@ -73,6 +73,7 @@ class Explorer:
         self.name = name
         self.compare_folder = compare
         self.lock = threading.Lock()
+        self.last_tenant = ""
         # the model may be in use elsewhere at this moment: what is watched or changed here is a twin of it
         twin = cast(GenerativeModel, share_weights(model).eval())  # an encoder is never asked to generate
         self.generator = TextGenerator(twin, tokenizer, source_tokenizer)
@@ -82,17 +83,27 @@ class Explorer:
         self.run_folder = RunFolder(runs)
         self.example = model_info.example(self) if example is None else dict(example)
 
-    def ask(self, question: str, params: Mapping[str, Any] | None = None) -> Answer:
-        """The answer as JSON data; a ValueError says what is wrong with the question, and the remedy."""
+    def ask(self, question: str, params: Mapping[str, Any] | None = None, tenant: str = "") -> Answer:
+        """The answer as JSON data; a ValueError says what is wrong with the question, and the remedy.
+
+        `tenant`: who asks, where several do; nobody sees what is kept for another.
+        """
         if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(
                 f"there is no question {shorten(question)}: {suggestion(question, list(QUESTIONS))}"
             )
         entry = QUESTIONS[question]
+        values = {} if params is None else params
         with self.lock, torch.no_grad():
-            return json_safe(
-                entry.handler(self, Params(question, {} if params is None else params, entry.fields.split()))
-            )
+            self._forget_prefixes_of_others(tenant)
+            return json_safe(entry.handler(self, Params(question, values, entry.fields.split(), tenant)))
+
+    def _forget_prefixes_of_others(self, tenant: str) -> None:
+        """The time of an answer would tell whether another tenant has asked about the same text."""
+        if tenant != self.last_tenant:
+            self.__dict__.pop("scorer", None)
+            self.__dict__.pop("unmasked_scorer", None)
+        self.last_tenant = tenant
 
     # -- shared by several questions
 

@@ -25,9 +25,9 @@ def error_payload(error: Exception) -> dict[str, Any]:
 
 
 class Params:
-    """The fields of one question."""
+    """The fields of one question; `tenant`: who asks, where several do."""
 
-    def __init__(self, question: str, values: Any, allowed: Sequence[str]) -> None:
+    def __init__(self, question: str, values: Any, allowed: Sequence[str], tenant: str = "") -> None:
         if not isinstance(values, Mapping):
             raise ValueError(
                 f"{question} was asked with {shorten(values)}: give an object of names and values"
@@ -38,6 +38,7 @@ class Params:
                 raise ValueError(f"{question} takes no {shorten(name)}: {suggestion(name, allowed)}")
         self.question = question
         self.values = values
+        self.tenant = tenant
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None

@@ -1,5 +1,7 @@
 """Cache of texts that the model has read, with their attention; the least recently used are evicted.
 
+Tenants share nothing in it: the same text of two of them is read twice, and has two keys.
+
 The forward pass runs only as far as needed: a map of the first layer does not wait for the thirty after it.
 """
 
@@ -7,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_bytes
 from typing import overload
 
 import torch
@@ -24,7 +27,8 @@ from keepleft.serving.explorer.attention_store import StoredAttention, store_att
 from keepleft.serving.explorer.params import MAX_TOKENS, ExpiredError, shorten
 from keepleft.serving.explorer.rollout import Rollout, attention_rollout
 
-MAX_TEXTS = 4
+MAX_TEXTS = 4  # of one tenant
+MAX_TEXTS_OF_ALL = 32
 MAX_BYTES = 1 << 29  # of the queries and keys of all texts
 MAX_BIAS_BYTES = 1 << 30  # of T5's relative biases during the forward pass
 
@@ -80,6 +84,7 @@ class ReadText:
     """A text, and the source of an encoder-decoder, with all their attentions."""
 
     key: str
+    tenant: str
     tokens: list[int]
     source_tokens: list[int]
     attentions: dict[str, LazyLayers]  # "decoder.self" → its layers
@@ -97,7 +102,7 @@ class ReadText:
 
 
 class TextCache:
-    """Runs the model over texts and keeps the last few."""
+    """Runs the model over texts and keeps the last few of each tenant, at most `max_bytes` of all."""
 
     def __init__(
         self, model: Encoder | CausalModel, max_texts: int = MAX_TEXTS, max_bytes: int = MAX_BYTES
@@ -105,7 +110,8 @@ class TextCache:
         self.model = model
         self.max_texts = max_texts
         self.max_bytes = max_bytes
-        self.entries: OrderedDict[str, ReadText] = OrderedDict()
+        self.salt = token_bytes(16)  # a key says nothing about the text, even to one who guesses it
+        self.entries: OrderedDict[str, ReadText] = OrderedDict()  # the least recently used first
 
     @property
     def max_tokens(self) -> int:
@@ -120,26 +126,42 @@ class TextCache:
     def _element_size(self) -> int:
         return next(self.model.parameters()).element_size()
 
-    def read(self, tokens: Sequence[int], source_tokens: Sequence[int]) -> ReadText:
-        """Run the model over a text, unless it is cached for the same weights."""
-        content = (list(tokens), list(source_tokens), weights_version(self.model))
-        key = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+    def read(self, tokens: Sequence[int], source_tokens: Sequence[int], tenant: str = "") -> ReadText:
+        """Run the model over a text, unless it is cached for the same tenant and weights."""
+        content = (tenant, list(tokens), list(source_tokens), weights_version(self.model))
+        key = hashlib.sha256(self.salt + repr(content).encode()).hexdigest()[:32]
         if key not in self.entries:
-            self.entries[key] = self._read(key, list(tokens), list(source_tokens))
+            self.entries[key] = self._read(key, tenant, list(tokens), list(source_tokens))
         self.entries.move_to_end(key)
-        while len(self.entries) > self.max_texts or (
-            len(self.entries) > 1 and sum(entry.bytes for entry in self.entries.values()) > self.max_bytes
-        ):
-            self.entries.popitem(last=False)
+        self._evict(self.entries[key])
         return self.entries[key]
 
-    def __getitem__(self, key: str) -> ReadText:
-        if key not in self.entries:
+    def get(self, key: str, tenant: str = "") -> ReadText:
+        """A text that the tenant has had read. Raises ExpiredError."""
+        if key not in self.entries or self.entries[key].tenant != tenant:
             raise ExpiredError(f"the text {shorten(key)} is no longer kept: ask for its attention again")
         self.entries.move_to_end(key)
         return self.entries[key]
 
-    def _read(self, key: str, tokens: list[int], source_tokens: list[int]) -> ReadText:
+    def _evict(self, newest: ReadText) -> None:
+        """Make room for this text: first among those of its tenant, last where another has only one."""
+        while True:
+            num_texts = Counter(entry.tenant for entry in self.entries.values())
+            others = [entry for entry in self.entries.values() if entry is not newest]
+            has_too_many = num_texts[newest.tenant] > self.max_texts
+            is_full = (
+                len(self.entries) > MAX_TEXTS_OF_ALL
+                or sum(entry.bytes for entry in self.entries.values()) > self.max_bytes
+            )
+            if not others or not (has_too_many or is_full):
+                return
+
+            def rank(entry: ReadText, num_texts: Counter[str] = num_texts) -> int:
+                return 2 if entry.tenant == newest.tenant else int(num_texts[entry.tenant] > 1)
+
+            del self.entries[max(others, key=rank).key]  # of the highest rank, the least recently used
+
+    def _read(self, key: str, tenant: str, tokens: list[int], source_tokens: list[int]) -> ReadText:
         device = next(self.model.parameters()).device
         inputs = [torch.tensor([side], device=device) for side in (source_tokens, tokens) if side]
         forward_pass = LayerwisePass(self.model, inputs)
@@ -153,7 +175,7 @@ class TextCache:
         }
         num_tokens = max(len(tokens), len(source_tokens))
         attention_bytes = num_tokens * bytes_per_token(self.model.design, self._element_size)
-        return ReadText(key, tokens, source_tokens, attentions, attention_bytes)
+        return ReadText(key, tenant, tokens, source_tokens, attentions, attention_bytes)
 
 
 def weights_version(model: Model) -> int:

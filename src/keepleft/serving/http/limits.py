@@ -12,7 +12,8 @@ class Limits:
     Args:
         body: bytes of a request body
         headers: bytes of the headers
-        body_memory: bytes of the bodies of all requests together; more get 503
+        body_memory: bytes of the bodies of all requests together, of which one API key may hold no more than
+            it leaves free; more get 503
         chunks: chunks of a body with Transfer-Encoding: chunked
         elements: values and names of fields in the JSON body, counted before it is parsed
         containers: lists and objects in it, counted before it is parsed

@@ -58,6 +58,8 @@ def validated_route(service: Service) -> type[APIRoute]:
                     else:  # skipped if the client leaves before a thread is free
                         validated = service.validation.run(Tenant(request.state.tenant), validate)
                         value = await until_disconnect(request, limits, validated)
+                        del body, validate, validated
+                        request._body = b""  # a stream may go on for minutes: the bytes are not needed
                     return await handle(ValidatedRequest(request.scope, request.receive, value))
 
             return validate_and_handle

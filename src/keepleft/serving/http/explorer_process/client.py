@@ -1,10 +1,11 @@
-"""The server's end of the explorer's processes: a worker for questions and attention maps, one for audits."""
+"""The server's end of the explorer's processes: workers for questions and attention maps, one for audits."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from keepleft.serving.http.explorer_process.worker_queue import WorkerQueue
 from keepleft.serving.http.explorer_process.worker_source import ForkServer, SpawnedWorkers, WorkerSource
 
 GRACE_SECONDS = 0.25  # for a worker to finish what nobody waits for: what it has cached is worth keeping
+MAX_WORKERS = 4  # that answer questions: as many API keys never wait for each other
+HOLD_SECONDS = 5.0  # that a question may hold a worker while another key waits for one
+QUESTION_MEMORY = 2 << 30  # bytes that a worker may use beside the model
+AUDIT_MEMORY = 8 << 30  # an audit copies the model
 AUDIT_GRACE_SECONDS = 60.0  # an audit goes on in the background when its caller has left
 
 
@@ -24,9 +29,17 @@ class ExplorerProcess:
 
     def __init__(self, source: WorkerSource, *, max_waiting: int) -> None:
         self.source = source
-        self.queue = WorkerQueue(source.start_worker, max_waiting=max_waiting, grace_seconds=GRACE_SECONDS)
+        self.queue = WorkerQueue(
+            partial(source.start_worker, QUESTION_MEMORY),
+            max_waiting=max_waiting,
+            grace_seconds=GRACE_SECONDS,
+            max_workers=MAX_WORKERS if source.shares_weights else 1,
+            hold_seconds=HOLD_SECONDS,
+        )
         self.audit_queue = WorkerQueue(
-            source.start_worker, max_waiting=max_waiting, grace_seconds=AUDIT_GRACE_SECONDS
+            partial(source.start_worker, AUDIT_MEMORY),
+            max_waiting=max_waiting,
+            grace_seconds=AUDIT_GRACE_SECONDS,
         )
 
     async def run(self, task: TaskName, params: Mapping[str, Any], key: str) -> bytes:

@@ -20,6 +20,7 @@ from typing import NoReturn
 from keepleft.serving.http.explorer_process.tasks import Tasks
 from keepleft.serving.http.explorer_process.worker import (
     ModelSource,
+    limit_memory,
     load_tasks,
     lower_priority,
     serve_requests,
@@ -38,7 +39,8 @@ def fork() -> int:
 def run_fork_server(control: socket.socket, tasks: Tasks) -> NoReturn:
     """Fork and kill workers as the messages on `control` say; at its end kill them all, and exit.
 
-    {} with a socket forks a worker that talks over it; {"kill": pid} kills one. The reply is {"pid": pid}.
+    {"memory": bytes} with a socket forks a worker that talks over it, and may use so much; {"kill": pid}
+    kills one. The reply is {"pid": pid}.
     """
     gc.freeze()  # the collector would write to every object, which copies its page
     close_inherited_files(keep=control.fileno())
@@ -52,9 +54,10 @@ def run_fork_server(control: socket.socket, tasks: Tasks) -> NoReturn:
             message = b""
         if not message:
             break
-        pid = json.loads(message).get("kill", 0)
+        order = json.loads(message)
+        pid = order.get("kill", 0)
         if not pid:
-            pid = _fork_worker(control, descriptors[0], tasks)
+            pid = _fork_worker(control, descriptors[0], tasks, order["memory"])
             workers.add(pid)
         elif pid in workers:  # its number is not used again before it is waited for
             workers.remove(pid)
@@ -75,7 +78,7 @@ def close_inherited_files(keep: int) -> None:
                 continue
 
 
-def _fork_worker(control: socket.socket, descriptor: int, tasks: Tasks) -> int:
+def _fork_worker(control: socket.socket, descriptor: int, tasks: Tasks, memory: int) -> int:
     pid = fork()
     if pid:
         os.close(descriptor)
@@ -83,6 +86,7 @@ def _fork_worker(control: socket.socket, descriptor: int, tasks: Tasks) -> int:
     try:
         control.close()
         lower_priority()
+        limit_memory(memory)
         with os.fdopen(descriptor, "rb", closefd=False) as reader, os.fdopen(descriptor, "wb") as writer:
             serve_requests(tasks, reader, writer)
     finally:

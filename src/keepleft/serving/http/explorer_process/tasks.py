@@ -23,7 +23,7 @@ MAX_ANSWER_BYTES = 32 << 20
 class ExplorerProtocol(Protocol):
     """Answers the questions of the explorer page."""
 
-    def ask(self, question: str, params: Any) -> Any: ...
+    def ask(self, question: str, params: Any, tenant: str) -> Any: ...
 
 
 def make_tasks(model: AnyModel, explorer: ExplorerProtocol | None) -> Tasks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from keepleft.pipelines.loading import load_for_inference
 from keepleft.serving.engine.thread import run_in_own_thread
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.http.errors import to_api_error
+from keepleft.serving.http.errors import APIError, to_api_error
 from keepleft.serving.http.explorer_process.frames import read_frame, write_frame
 from keepleft.serving.http.explorer_process.tasks import Tasks, make_tasks, run_task
 from keepleft.serving.http.middleware.request_log import stack_lines
@@ -29,6 +30,8 @@ NICENESS = 10  # a tenth of the CPU time of a process beside it: at 19, a busy m
 FIRST_TO_BE_KILLED = "1000"  # where memory runs out: the worker, not the server
 OK, ERROR = b"+", b"-"  # the first byte of an answer
 READY = b"ready"
+MODEL_FAILED = "model_failed"  # the code of the error where memory runs out, or the worker dies
+MEMORY_ERRORS = ("can't allocate memory", "bad_alloc", "could not create a memory")  # of PyTorch and oneDNN
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,21 @@ def lower_priority() -> None:
         return
 
 
+def limit_memory(num_bytes: int) -> None:
+    """Let this process use so much more than it has now; what needs more fails, and takes nobody else's."""
+    try:
+        status = Path("/proc/self/status").read_text("ascii")
+    except OSError:  # not Linux
+        return
+    import resource  # there is none on Windows
+
+    (used_kilobytes,) = re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = 1024 * int(used_kilobytes) + num_bytes
+    if hard_limit == resource.RLIM_INFINITY or limit < hard_limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard_limit))
+
+
 def serve_requests(tasks: Tasks, reader: IO[bytes], writer: IO[bytes]) -> NoReturn:
     """Answer requests until the server closes its end, then exit at once, even in the middle of one."""
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -87,6 +105,13 @@ def answer(tasks: Tasks, frame: bytes) -> bytes:
 def describe_error(error: Exception) -> dict[str, object]:
     """The error response, or for a bug of ours its type and where it happened."""
     api_error = to_api_error(error)
+    if is_out_of_memory(error):
+        api_error = APIError(
+            500,
+            "this needs more memory than the process that answers it may use: give a shorter text, or ask "
+            "for fewer beams or tokens",
+            code=MODEL_FAILED,
+        )
     if api_error is None:
         return {"bug": type(error).__name__, "message": str(error), "where": stack_lines(error)}
     return {
@@ -97,12 +122,19 @@ def describe_error(error: Exception) -> dict[str, object]:
     }
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(reason in str(error) for reason in MEMORY_ERRORS)
+    )
+
+
 def main() -> NoReturn:
     reader = sys.stdin.buffer
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between answers
     tasks = load_tasks(ModelSource(**json.loads(read_frame(reader) or b"{}")))
     lower_priority()
+    limit_memory(int(sys.argv[1]))
     write_frame(writer, READY)
     serve_requests(tasks, reader, writer)
 

@@ -68,8 +68,13 @@ class Worker:
 
 
 class WorkerSource(Protocol):
-    def start_worker(self) -> Worker:
-        """A new worker. Blocks, while the model is loaded where it has to be."""
+    shares_weights: bool  # a further worker takes no memory for them
+
+    def start_worker(self, memory: int) -> Worker:
+        """A new worker, which may use so many bytes beside the model.
+
+        Blocks, while the model is loaded where it has to be.
+        """
         ...
 
     def close(self) -> None: ...
@@ -77,6 +82,8 @@ class WorkerSource(Protocol):
 
 class ForkServer:
     """The server's end of the fork server. If it is not there or has died, `source` says what to load."""
+
+    shares_weights = True
 
     def __init__(self, source: ModelSource | None = None) -> None:
         self.source = source
@@ -99,14 +106,14 @@ class ForkServer:
         server.process = ForkedProcess(pid)
         return server
 
-    def start_worker(self) -> Worker:
+    def start_worker(self, memory: int) -> Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 try:
-                    pid = self._call({}, theirs)
+                    pid = self._call({"memory": memory}, theirs)
                 except WorkerDiedError:  # the fork server has died: start another one
-                    pid = self._call({}, theirs)
+                    pid = self._call({"memory": memory}, theirs)
             except BaseException:
                 ours.close()
                 raise
@@ -200,12 +207,14 @@ class ForkedProcess:
 class SpawnedWorkers:
     """Workers that load the model themselves, for systems where processes are not forked."""
 
+    shares_weights = False
+
     def __init__(self, source: ModelSource) -> None:
         self.source = source
 
-    def start_worker(self) -> Worker:
+    def start_worker(self, memory: int) -> Worker:
         process = subprocess.Popen(
-            [sys.executable, "-m", worker.__name__],
+            [sys.executable, "-m", worker.__name__, str(memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),

@@ -42,14 +42,15 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _answer(service: Service, body: AttentionRequest, record: RequestRecord, key: str) -> Response:
+    tenant = Tenant(key)
     tokens, source = await service.in_thread(
-        partial(_encode_inputs, service, body), Tenant(key), texts_in([body.input, body.source])
+        partial(_encode_inputs, service, body), tenant, texts_in([body.input, body.source])
     )
     record.prompt_tokens += len(tokens) + len(source or [])
     heads_by_layer = _select_layers(service, body, len(tokens), len(source or []))
     params = {"tokens": tokens, "source": source, "layers": list(heads_by_layer), "heads": body.heads}
     maps = await service.run_beside_engine("attention_maps", params, key)
-    pieces, source_pieces = await service.in_thread(partial(_token_texts, service, tokens, source))
+    pieces, source_pieces = await service.in_thread(partial(_token_texts, service, tokens, source), tenant)
     fields = {
         "object": "attention",
         "model": service.name,

@@ -57,8 +57,9 @@ def routes(service: Service, keys: APIKeys) -> APIRouter:
     async def explore(request: Request, question: str, params: Annotated[dict[str, Any], Body()]) -> Response:
         if service.explorer is None:
             raise APIError(404, "this server has no explorer: it was started without one", code="no_explorer")
-        task_params = {"question": question, "params": params}
-        work = service.run_beside_engine("question", task_params, request.state.tenant)
+        tenant = request.state.tenant
+        task_params = {"question": question, "params": params, "tenant": tenant}
+        work = service.run_beside_engine("question", task_params, tenant)
         answer = await until_disconnect(request, service.limits, work)
         return Response(answer, media_type="application/json")
 
