@@ -73,6 +73,11 @@ def test_no_piece_has_many_values(name):
     assert max(encoder.counts) <= MAX_PIECE_VALUES
 
 
+def test_a_generator_is_a_list():
+    value = {"data": (part for part in ([1] * 2000, {"a": 2})), "none": (part for part in ()), "b": 1}
+    assert json.loads(encode_json(value)) == {"data": [[1] * 2000, {"a": 2}], "none": [], "b": 1}
+
+
 def test_a_response_never_holds_a_value_that_json_does_not_have():
     with pytest.raises(ValueError, match="JSON compliant"):
         encode_json([1.0] * 2000 + [float("nan")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 MAX_PIECE_VALUES = 1024  # values that are encoded at once, in less than a millisecond
@@ -19,7 +19,10 @@ def encode_json(value: Any, encoder: json.JSONEncoder = RESPONSE_ENCODER) -> byt
 
 
 def json_pieces(value: Any, encoder: json.JSONEncoder) -> Iterator[str]:
-    """The JSON of `value`; each piece holds at most MAX_PIECE_VALUES values."""
+    """The JSON of `value`; each piece holds at most MAX_PIECE_VALUES values.
+
+    A generator is a list whose elements are made when their turn comes, and not kept.
+    """
     if _is_small(value):
         yield encoder.encode(value)
     elif isinstance(value, dict):
@@ -27,6 +30,13 @@ def json_pieces(value: Any, encoder: json.JSONEncoder) -> Iterator[str]:
             yield f"{',' if n else '{'}{encoder.encode(key)}:"
             yield from json_pieces(item, encoder)
         yield "}"
+    elif isinstance(value, Generator):
+        yield "["
+        for n, element in enumerate(value):
+            if n:
+                yield ","
+            yield from json_pieces(element, encoder)
+        yield "]"
     else:
         for start in range(0, len(value), SLICE_LENGTH):
             yield "," if start else "["
@@ -50,6 +60,8 @@ def _is_small(value: Any) -> bool:
             elements = list(container.values())
         elif isinstance(container, list):
             elements = container
+        elif isinstance(container, Generator):
+            return False
         else:
             continue
         num_values += len(elements)

@@ -107,10 +107,10 @@ async def _answer(
         outputs = [(echoes[n], choice) for n, row in enumerate(finished) for choice in row]
 
         def build() -> dict[str, Any]:
-            choices = [
+            choices = (
                 _choice(n, echo, choice, body.logprobs is not None)
                 for n, (echo, choice) in enumerate(outputs)
-            ]
+            )
             return {**base_fields, "choices": choices, "usage": usage(record)}
 
         num_values = sum(_count_values(echo, choice, body.logprobs) for echo, choice in outputs)

@@ -50,9 +50,9 @@ async def _answer(service: Service, body: ScoreRequest, record: RequestRecord, k
     scores = await score_prompts(service.engine_thread, requests)
 
     def build() -> dict[str, Any]:
-        data = [
+        data = (
             {"index": n, **_format_score(service, scored_tokens)} for n, scored_tokens in enumerate(scores)
-        ]
+        )
         return {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
 
     return await json_response(service, tenant, build, num_values=3 * sum(map(len, scores)))
