@@ -108,7 +108,8 @@ lock: $(TOOLS)/.done
 sbom: $(TOOLS)/.done
 	@$(TOOLS)/bin/python requirements/sbom.py
 
-audit-deps: bandit pip-audit npm-audit
+audit-deps:
+	@$(MAKE) --keep-going --no-print-directory bandit pip-audit npm-audit
 
 bandit: $(TOOLS)/.done
 	$(TOOLS)/bin/bandit --quiet --configfile pyproject.toml --recursive src

@@ -391,9 +391,12 @@ def test_a_key_file_has_weights_and_operators(tmp_path):
     ("content", "message"),
     [
         ("# none\n", "holds no API key"),
-        ("a-secret wieght=2\n", "line 1 of .* has 'wieght=2' behind the key"),
+        ("a-secret wieght=2\n", "line 1 of .*: 'wieght=2' stands behind the key"),
+        ("a-secret\n\na-secret weight=2\n", "line 3 of .*: this API key was given before"),
+        ("a-secret name=b\nb-secret name=b\n", "line 2 of .*: the name 'b' was given to another"),
+        ("a-secret name=b/c\n", "line 1 of .*: the name of an API key is 'b/c'"),
         ("a-secret weight=two\n", "'weight=two'"),
-        ("a-secret weight=0\n", "must be above 0"),
+        ("a-secret weight=0\n", "line 1 of .* must be above 0"),
     ],
 )
 def test_a_key_file_that_says_nothing_sensible_is_named(tmp_path, content, message):
@@ -405,7 +408,9 @@ def test_a_key_file_that_says_nothing_sensible_is_named(tmp_path, content, messa
 
 
 def test_the_operator_sees_all_metrics_and_others_their_own():
-    keys = APIKeys([APIKey("first-key"), APIKey("second-key"), APIKey("the-operator", operator=True)])
+    first_key = APIKey("first-key", name="team-a")
+    second_key = APIKey("second-key")
+    keys = APIKeys([first_key, second_key, APIKey("the-operator", operator=True)])
     with client(decoder(), keys=keys) as http_client:
         bearer = lambda key: {"authorization": f"Bearer {key}"}
         for count, key in ((2, "first-key"), (1, "second-key")):
@@ -422,3 +427,6 @@ def test_the_operator_sees_all_metrics_and_others_their_own():
         everything = http_client.get("/metrics", headers=bearer("the-operator")).text
         assert 'keepleft_requests_total{route="/v1/completions",status="200"} 3.0' in everything
         assert "keepleft_engine_in_flight" in everything
+        assert 'keepleft_key_requests_total{key="team-a"} 2.0' in everything
+        assert f'keepleft_key_requests_total{{key="{second_key.tenant[:8]}"}} 1.0' in everything
+        assert "keepleft_key_requests_created" not in own + everything

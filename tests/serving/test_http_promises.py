@@ -51,7 +51,8 @@ from keepleft.serving.http.log_writer import CLOSE_SECONDS, MAX_LINES
 from keepleft.serving.http.metrics import MAX_RECENT, RECENT_SECONDS
 from keepleft.serving.http.middleware import request_log
 from keepleft.serving.http.middleware.admission import REFUSAL_SECONDS
-from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH, TENANT_LABEL_LENGTH, RequestRecord
+from keepleft.serving.http.middleware.auth import TENANT_LABEL_LENGTH
+from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH, RequestRecord
 from keepleft.serving.http.routes.server_status import MAX_ADDRESSES, MAX_TENANTS
 from keepleft.serving.http.service import MIN_VALUES_FOR_THREAD
 from keepleft.serving.http.timeouts import MAX_UNPARSED_BYTES, PIPELINE_SECONDS

@@ -222,7 +222,7 @@ def test_keys_come_from_a_file_and_a_public_server_without_keys_is_warned_of(
     assert main(["serve", str(model_folder), "--host", "0.0.0.0", "--api-key-file", keys_file]) == 0
     assert capsys.readouterr().err == ""
     assert main(["serve", str(model_folder), "--host", "0.0.0.0"]) == 0
-    assert "whoever reaches 0.0.0.0 can use this model: give --api-key" in capsys.readouterr().err
+    assert "whoever reaches 0.0.0.0 can use this model: set KEEPLEFT_API_KEY" in capsys.readouterr().err
     assert main(["serve", str(model_folder)]) == 0
     assert capsys.readouterr().err == ""
     assert len(ran.made) == 3

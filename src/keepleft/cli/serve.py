@@ -61,8 +61,9 @@ def serve(
         port: 0 takes a free port, which is printed to stderr
         api_key: the key that clients must send (Authorization: Bearer KEY); the environment variable
             KEEPLEFT_API_KEY does the same without showing up in the process list
-        api_key_file: a file with several keys, one per line, each with its share of the server (KEY weight=2;
-            1 if not given); nothing is shared between clients with different keys
+        api_key_file: a file with several keys, one per line, each perhaps with a name for logs and metrics
+            and a share of the server (KEY name=team-a weight=2); nothing is shared between clients with
+            different keys
         operator_key: the key that may see all metrics, and the page's view of the server; the environment
             variable KEEPLEFT_OPERATOR_KEY or `operator` behind a key in the file does the same
         served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
@@ -173,7 +174,8 @@ def serve(
         )
         if not api_keys.hashes and host_names is None:
             print(
-                f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1",
+                f"keepleft: whoever reaches {host} can use this model: set KEEPLEFT_API_KEY, give "
+                "--api-key-file, or --host 127.0.0.1",
                 file=sys.stderr,
             )
         app = make_app(
@@ -206,17 +208,21 @@ def _as_list(value: str | list[str] | None) -> list[str]:
 
 def _read_api_keys(key: str | None, file: str | None, operator_key: str | None) -> list[APIKey]:
     """The keys of the options and of the environment."""
-    from keepleft.serving.http.middleware.auth import APIKey, read_key_file
+    from keepleft.serving.http.middleware.auth import APIKey, check_distinct, read_key_file
 
     key = key or os.environ.get(API_KEY_VARIABLE)
     operator_key = operator_key or os.environ.get(OPERATOR_KEY_VARIABLE)
     keys = [APIKey(key)] if key else []
     if file is not None:
         keys += read_key_file(file)
+        for key_of_file in keys[1:] if key else ():
+            check_distinct(keys[:1], key_of_file)
     if operator_key:
         if not keys:
             raise ValueError("there is an operator key and no other: give --api-key or --api-key-file too")
-        keys.append(APIKey(operator_key, operator=True))
+        operator = APIKey(operator_key, operator=True, name="operator")
+        check_distinct(keys, operator)
+        keys.append(operator)
     return keys
 
 

@@ -50,7 +50,7 @@ def make_app(
     `allowed_origins`: the origins of web pages that may use it (CORS).
     """
     keys = keys or APIKeys()
-    metrics = Metrics()
+    metrics = Metrics(keys.label if keys.hashes else None)
     app = FastAPI(
         title="keepleft",
         version=__version__,
@@ -88,7 +88,7 @@ def make_app(
             allow_headers=["authorization", "content-type"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(RequestLogMiddleware, metrics=metrics, log=log)
+    app.add_middleware(RequestLogMiddleware, metrics=metrics, log=log, keys=keys)
     _document_auth(app, bool(keys.hashes))
     _serve_openapi(app)
     return app

@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -42,9 +42,12 @@ MAX_RECENT = 512  # latencies
 
 
 class Metrics:
-    """The metrics of one server; another server in the same process has its own registry."""
+    """The metrics of one server; another server in the same process has its own registry.
 
-    def __init__(self) -> None:
+    `key_label`: what the operator's metrics call an API key; None on a server without keys.
+    """
+
+    def __init__(self, key_label: Callable[[str], str] | None = None) -> None:
         self.registry = CollectorRegistry()
         self.engine_collector = EngineCollector()
         self.requests = self._counter("requests", "requests answered", ("route", "status"))
@@ -64,6 +67,8 @@ class Metrics:
         self.recent_ttft = RecentLatencies()
         self.responses: Tally[str] = Tally()  # by class of their status
         self.usage_by_key: dict[str, Tally[str]] = {}  # by tenant; bounded by the number of keys
+        if key_label is not None:
+            self.registry.register(UsageCollector(self.usage_by_key, key_label))
 
     def _counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"keepleft_{name}", documentation, labels, registry=self.registry)
@@ -97,9 +102,7 @@ class Metrics:
     def render_usage(self, key: str) -> bytes:
         """What one key has used, in the same format."""
         registry = CollectorRegistry()
-        usage = self.usage_by_key.get(key, Tally())
-        for name, documentation in USAGE_METRICS.items():
-            Counter(f"keepleft_key_{name}", documentation, registry=registry).inc(usage[name])
+        registry.register(UsageCollector({key: self.usage_by_key.get(key, Tally())}))
         return generate_latest(registry)
 
 
@@ -119,6 +122,27 @@ class RecentLatencies:
             return 0, [None] * len(fractions)
         last = len(ordered) - 1
         return len(ordered), [round(ordered[round(fraction * last)], 4) for fraction in fractions]
+
+
+class UsageCollector:
+    """What API keys have used, with the label of each; without `key_label`, of the only one."""
+
+    def __init__(
+        self, usage_by_key: Mapping[str, Tally[str]], key_label: Callable[[str], str] | None = None
+    ) -> None:
+        self.usage_by_key = usage_by_key
+        self.key_label = key_label
+
+    def collect(self) -> Iterator[Metric]:
+        for name, documentation in USAGE_METRICS.items():
+            labels = () if self.key_label is None else ("key",)
+            family = CounterMetricFamily(f"keepleft_key_{name}", documentation, labels=labels)
+            for key, usage in self.usage_by_key.items():
+                family.add_metric([] if self.key_label is None else [self.key_label(key)], usage[name])
+            yield family
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is collected before it is asked for
 
 
 class EngineCollector:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
+import subprocess  # nosec B404 # its only commands are this Python with modules of ours
 import sys
 import threading
 import time
@@ -166,7 +166,7 @@ class ForkServer:
     def _spawn(self, source: ModelSource) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # nosec B603 # no shell, and nothing of a request is in it
                 [sys.executable, "-m", fork_server.__name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -213,7 +213,7 @@ class SpawnedWorkers:
         self.source = source
 
     def start_worker(self, memory: int) -> Worker:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # nosec B603 # no shell, and nothing of a request is in it
             [sys.executable, "-m", worker.__name__, str(memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

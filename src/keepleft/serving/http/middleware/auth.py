@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import binascii
 import hmac
+import re
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -24,13 +26,20 @@ PUBLIC_PATH = "/health"
 CHALLENGE = 'Basic realm="keepleft: any name, and the API key as password", charset="UTF-8"'
 
 
+TENANT_LABEL_LENGTH = 8  # characters of the hash of a key without a name
+MAX_NAME_LENGTH = 32
+
+
 @dataclass(frozen=True)
 class APIKey:
-    """`weight`: its share of the server beside other keys; `operator`: it may see what all others do."""
+    """`weight`: its share of the server beside other keys; `operator`: it may see what all others do; `name`:
+    what logs, metrics and the page call it.
+    """
 
     secret: str
     weight: float = 1.0
     operator: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         if (
@@ -44,7 +53,12 @@ class APIKey:
                 "digits and punctuation"
             )
         if not 0 < self.weight < inf:
-            raise ValueError(f"the weight of an API key is {self.weight:g}: it must be above 0")
+            raise ValueError(f"the weight of an API key is {self.weight:g}: it must be above 0, and finite")
+        if not re.fullmatch(rf"[\w.-]{{0,{MAX_NAME_LENGTH}}}", self.name, re.ASCII):
+            raise ValueError(
+                f"the name of an API key is {self.name[:40]!r}: use at most {MAX_NAME_LENGTH} letters, "
+                "digits, dots, hyphens and underscores"
+            )
 
     @property
     def digest(self) -> bytes:
@@ -60,32 +74,51 @@ def tenant_name(digest: bytes) -> str:
 
 
 def read_key_file(path: str) -> list[APIKey]:
-    """The keys of a file, one on each line, perhaps with `weight=2` or `operator` behind it.
+    """The keys of a file, one on each line, perhaps with `name=team-a`, `weight=2` or `operator` behind it.
 
     Raises ValueError for a file without keys and for what else stands behind one; the key is not repeated.
     """
-    keys = []
+    keys: list[APIKey] = []
     for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
         secret, *attributes = line.split()[: 1 if line.lstrip().startswith("#") else None] or [""]
         if not secret or secret.startswith("#"):
             continue
-        weight = 1.0
-        operator = False
-        for attribute in attributes:
-            name, _, value = attribute.partition("=")
-            if name == "weight" and value.replace(".", "", 1).isdigit():
-                weight = float(value)
-            elif attribute == "operator":
-                operator = True
-            else:
-                raise ValueError(
-                    f"line {number} of {path} has {attribute[:20]!r} behind the key: "
-                    "weight=NUMBER and operator are known"
-                )
-        keys.append(APIKey(secret, weight, operator))
+        try:
+            key = APIKey(secret, **_parse_attributes(attributes))
+            check_distinct(keys, key)
+        except ValueError as error:
+            raise ValueError(f"line {number} of {path}: {error}") from None
+        keys.append(key)
     if not keys:
         raise ValueError(f"{path} holds no API key: write one on each line")
     return keys
+
+
+def _parse_attributes(attributes: list[str]) -> dict[str, Any]:
+    """What stands behind a key in the key file."""
+    values: dict[str, Any] = {}
+    for attribute in attributes:
+        name, _, value = attribute.partition("=")
+        if name == "weight" and value.replace(".", "", 1).isdigit():
+            values["weight"] = float(value)
+        elif name == "name" and value:
+            values["name"] = value
+        elif attribute == "operator":
+            values["operator"] = True
+        else:
+            raise ValueError(
+                f"{attribute[:20]!r} stands behind the key: name=NAME, weight=NUMBER (such as 2 or 0.5) and "
+                "operator are known"
+            )
+    return values
+
+
+def check_distinct(keys: Sequence[APIKey], key: APIKey) -> None:
+    """Raise ValueError if one of the keys has the same secret or name."""
+    if any(other.secret == key.secret for other in keys):
+        raise ValueError("this API key was given before: give each once")
+    if key.name and any(other.name == key.name for other in keys):
+        raise ValueError(f"the name {key.name!r} was given to another API key before: give each its own")
 
 
 class APIKeys:
@@ -96,9 +129,14 @@ class APIKeys:
         self.hashes = [key.digest for key in known]
         self.weights = {key.tenant: key.weight for key in known}
         self.operators = frozenset(key.tenant for key in known if key.operator)
+        self.names = {key.tenant: key.name for key in known if key.name}
 
     def is_operator(self, tenant: str) -> bool:
         return tenant in self.operators or not self.hashes
+
+    def label(self, tenant: str) -> str:
+        """What logs, metrics and the page call a tenant: the name of its key, or the start of its hash."""
+        return self.names.get(tenant) or tenant[:TENANT_LABEL_LENGTH]
 
     def tenant(self, header: bytes | None, *, is_page: bool = False) -> str | None:
         """The tenant of an Authorization header, a hash of its key; None if the key is missing or wrong."""
@@ -153,9 +191,12 @@ class AuthMiddleware:
             is_own_request = is_same_origin(headers.get(b"sec-fetch-site", b"none").decode("latin-1"))
             tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_own_request)
             if tenant is None and scope["path"] != PUBLIC_PATH:
+                reason = (
+                    "this API key is not known here" if num_credentials else "this server requires an API key"
+                )
                 error = APIError(
                     401,
-                    "this server requires an API key: send it as 'Authorization: Bearer KEY'",
+                    f"{reason}: send a valid one as 'Authorization: Bearer KEY'",
                     code="invalid_api_key",
                     headers={"www-authenticate": CHALLENGE if is_page else "Bearer", "connection": "close"},
                 )

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keepleft.serving.http.errors import internal_error, to_api_error
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import Metrics
+from keepleft.serving.http.middleware.auth import APIKeys
 
 Log = Callable[[str, dict[str, Any]], None]  # takes a level and the fields of a line
 
@@ -27,7 +28,6 @@ DEFAULT_HEADERS = {  # of every response that does not set them itself
     "cache-control": "no-store",
 }
 WATCHING_ROUTES = ("/health", "/metrics", "/explore/server")  # asked every few seconds: logged at debug
-TENANT_LABEL_LENGTH = 8  # characters of the hash of a key
 MAX_STACK_LINES = 12
 MAX_METHOD_LENGTH = 16  # characters of the method of a request, which may be any word
 
@@ -67,10 +67,11 @@ class RequestRecord:
 class RequestLogMiddleware:
     """The outermost middleware: logs requests, adds default headers, and answers bugs of ours with 500."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, log: Log) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: Log, keys: APIKeys) -> None:
         self.app = app
         self.metrics = metrics
         self.log = log
+        self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -130,7 +131,7 @@ class RequestLogMiddleware:
                 "ttft_ms": milliseconds(ttft),
                 "ms": milliseconds(end_time - record.arrival_time),
                 "ended": record.abort_reason,
-                "tenant": scope["state"].get("tenant", "")[:TENANT_LABEL_LENGTH] or None,
+                "tenant": self.keys.label(scope["state"].get("tenant", "")) or None,
             },
         )
 

@@ -19,7 +19,6 @@ from keepleft.serving.http.connections import ConnectionCounter
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.metrics import Metrics
 from keepleft.serving.http.middleware.auth import APIKeys, is_same_origin
-from keepleft.serving.http.middleware.request_log import TENANT_LABEL_LENGTH
 from keepleft.serving.http.schemas.responses import response_docs
 from keepleft.serving.http.schemas.server_status import (
     AddressConnections,
@@ -154,7 +153,7 @@ def _tenant(tenant: str, status: EngineStatus, metrics: Metrics, keys: APIKeys) 
     weight = keys.weights.get(tenant, 1.0)
     total_weight = sum(keys.weights.get(active, 1.0) for active in status.activity)
     return TenantStatus(
-        label=tenant[:TENANT_LABEL_LENGTH],
+        label=keys.label(tenant),
         operator=keys.is_operator(tenant),
         weight=weight,
         share=round(weight / total_weight, 4) if tenant in status.activity else 0.0,
