@@ -486,7 +486,7 @@ def test_a_grammar_has_grammar_seconds():
     with client(decoder(), limits=Limits(grammar_seconds=SECONDS)) as http_client:
         sandboxes = http_client.service.grammar_sandboxes.sandboxes
         for sandbox in sandboxes:
-            sandbox.check_grammar("start: /a/", 2, NEVER)
+            sandbox.check_grammar("start: /a/", NEVER)
             os.kill(sandbox.process.pid, signal.SIGSTOP)  # a grammar that takes for ever
         processes = [sandbox.process for sandbox in sandboxes]
         with Clock() as clock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,39 @@ def test_a_cancelled_prompt_is_not_read_to_its_end():
     driver.run()
     assert engine.prompt_tokens.total() == 8
     assert is_idle(engine)
+
+
+def test_logits_processors_are_charged_by_their_time():
+    driver = Driver(ContinuousBatchingEngine(build_model("gpt2"), max_num_seqs=2))
+    driver.submit("greedy", generate(GREEDY, 20, bad_words_ids=[[5, 6]] * 7))
+    driver.submit("small", GenerationRequest([3, 4, 5], GenerationConfig(max_new_tokens=20), tenant=SMALL))
+    driver.run()
+    usage = driver.engine.scheduler.waiting.key_usage
+    assert usage["small"] == 2 + 20  # the prompt but its last token, and the new tokens
+    assert usage["greedy"] > usage["small"]
+
+
+def test_requests_with_slow_processors_decode_in_fewer_steps_beside_a_light_key():
+    """A step's time is shared, whether the model takes it or the logits processors of one request."""
+    num_tokens = []
+    for strategy_seconds in (0.0, 10.0):
+        driver = Driver(ContinuousBatchingEngine(build_model("gpt2"), max_num_seqs=4))
+        scheduler = driver.engine.scheduler
+        scheduler.timer.time_strategy = lambda batch: nullcontext()
+        driver.submit("greedy", generate(GREEDY, 60))
+        driver.submit("small", generate(SMALL, 40))
+        driver.run(2)
+        scheduler.timer.decode_seconds = {1: 1.0, 2: 1.5}
+        scheduler.timer.time_decode = lambda num_rows: nullcontext()
+        scheduler.waiting.charge(GREEDY, 2 * BURST)
+        for scheduled in scheduler.running:
+            if scheduled.tenant == GREEDY:
+                scheduled.strategy_seconds = strategy_seconds
+        before = driver.tokens["greedy"]
+        driver.run(21)
+        num_tokens.append(driver.tokens["greedy"] - before)
+    assert num_tokens[0] == 21
+    assert 1 <= num_tokens[1] <= 3  # each takes as long as 11 steps of the light key
 
 
 def test_two_keys_share_the_rows_and_weights_count():

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from keepleft.decoding import grammar
 from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.contrastive import contrastive_search
 from keepleft.decoding.generation_config import GenerationConfig, as_list
+from keepleft.decoding.grammar import CompiledGrammar, GrammarCompiler
 from keepleft.decoding.graphed_loop import can_capture, decode_graphed
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.loop import decode, right_align
@@ -32,16 +32,23 @@ if TYPE_CHECKING:
 
 
 def make_strategy(
-    tokenizer: Tokenizer | None, options: GenerationConfig, batch: DecodeBatch
+    tokenizer: Tokenizer | None,
+    options: GenerationConfig,
+    batch: DecodeBatch,
+    compiled_grammar: CompiledGrammar | None = None,
 ) -> SamplingStrategy | Beam:
-    """Greedy, sampling or beam search, with the logits processors and stopping criteria of the options."""
+    """Greedy, sampling or beam search, with the logits processors and stopping criteria of the options.
+
+    `compiled_grammar`: that of the options, where it was compiled before.
+    """
     device, num_prompts = batch.prompt.device, len(batch.prompt)
     processors = make_processors(options, batch.prompt_context())
     if options.has_grammar:
         if tokenizer is None:
             raise ValueError("a grammar is matched against text, and there is no tokenizer: give one")
-        llg_grammar = grammar.grammar_from_options(options)
-        processors.append(grammar.grammar_processor(llg_grammar, tokenizer, options.eos_ids))
+        if compiled_grammar is None:
+            compiled_grammar = GrammarCompiler(tokenizer).compile(options)
+        processors.append(compiled_grammar.processor())
     stop = make_stopping_criterion(tokenizer, options)
     seeds = None
     if options.do_sample:

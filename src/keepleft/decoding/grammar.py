@@ -5,10 +5,12 @@ by llguidance.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.decoding.filters import NEG_INF
@@ -31,66 +33,113 @@ def grammar_from_options(options: GenerationConfig) -> str:
     return str(matcher_class.grammar_from_json_schema(text, defaults={"whitespace_flexible": False}))
 
 
-def grammar_processor(grammar: str, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> LogitsProcessor:
-    """A logits processor that allows only tokens of the grammar, and the end where it is complete."""
-    llg = _import_llguidance()
-    if not eos_ids:
-        raise ValueError("a text that keeps to a grammar must be able to end: give eos_token_id")
-    initial_matcher = llg.LLMatcher(
-        _llg_tokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), eos_ids[0]), grammar
-    )
-    _raise_on_error(initial_matcher)
-    matchers: dict[tuple[int, ...], Any] = {(): initial_matcher}  # state of each sequence after the last step
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. Making it takes a while: keep it where there are many."""
 
-    def matcher_for(sequence: tuple[int, ...]) -> Any:
-        if sequence in matchers:
-            return matchers[sequence]
-        out = (
-            matchers[sequence[:-1]].deep_copy() if sequence[:-1] in matchers else initial_matcher.deep_copy()
-        )
-        for token in sequence[-1:] if sequence[:-1] in matchers else sequence:
-            if token in eos_ids or out.is_stopped():
-                break
-            out.consume_token(token)
-            _raise_on_error(out)
-        return out
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.llg_tokenizer, self.end_token = _llg_tokenizer(tokenizer.to_str())
 
-    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        nonlocal matchers
-        sequences = [tuple(row) for row in hypotheses.tokens[:, hypotheses.prompt_width :].tolist()]
-        finished = hypotheses.done.tolist()
-        next_matchers = {
-            sequence: matcher_for(sequence)
-            for sequence, done in zip(sequences, finished, strict=True)
-            if not done
-        }
-        out = torch.full_like(logits, NEG_INF)
-        for n, sequence in enumerate(sequences):
-            if finished[n]:
-                continue
-            allowed = _allowed_tokens(next_matchers[sequence], logits.shape[-1], eos_ids)
-            out[n, allowed] = logits[n, allowed]
-        matchers = next_matchers
-        return out
+    def compile(self, options: GenerationConfig) -> CompiledGrammar:
+        """The grammar of the options, with the mask of its first token. May be called from any thread."""
+        if not options.eos_ids:
+            raise ValueError("a text that keeps to a grammar must be able to end: give eos_token_id")
+        matcher = _import_llguidance().LLMatcher(self.llg_tokenizer, grammar_from_options(options))
+        _raise_on_error(matcher)
+        matcher.compute_bitmask()  # copies of the matcher share what it found out
+        return CompiledGrammar(matcher, self.end_token, options.eos_ids)
 
-    return apply
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A compiled grammar, for any number of logits processors."""
+
+    matcher: Any  # before the first token; it is only copied
+    end_token: int  # allowed by the matcher where the text is complete
+    eos_ids: tuple[int, ...]  # that stand for it
+
+    def processor(self) -> LogitsProcessor:
+        """A logits processor that allows only tokens of the grammar, and the end where it is complete."""
+        initial_matcher = self.matcher.deep_copy()
+        # state of each sequence after the last step
+        matchers: dict[tuple[int, ...], Any] = {(): initial_matcher}
+
+        def matcher_for(sequence: tuple[int, ...]) -> Any:
+            if sequence in matchers:
+                return matchers[sequence]
+            is_next = sequence[:-1] in matchers
+            out = (matchers[sequence[:-1]] if is_next else initial_matcher).deep_copy()
+            for token in sequence[-1:] if is_next else sequence:
+                if token in self.eos_ids or out.is_stopped():
+                    break
+                out.consume_token(token)
+                _raise_on_error(out)
+            return out
+
+        def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+            nonlocal matchers
+            sequences = [tuple(row) for row in hypotheses.tokens[:, hypotheses.prompt_width :].tolist()]
+            finished = hypotheses.done.tolist()
+            next_matchers = {
+                sequence: matcher_for(sequence)
+                for sequence, done in zip(sequences, finished, strict=True)
+                if not done
+            }
+            out = torch.full_like(logits, NEG_INF)
+            for n, sequence in enumerate(sequences):
+                if finished[n]:
+                    continue
+                allowed = self._allowed_tokens(next_matchers[sequence], logits.shape[-1])
+                out[n, allowed] = logits[n, allowed]
+            matchers = next_matchers
+            return out
+
+        return apply
+
+    def _allowed_tokens(self, matcher: Any, vocab: int) -> Tensor:
+        eos_ids = [token for token in self.eos_ids if token < vocab]
+        if matcher.is_stopped():
+            return torch.tensor(eos_ids)
+        packed = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
+        _raise_on_error(matcher)
+        bits = ((packed[:, None] >> torch.arange(8)) & 1).flatten()
+        can_end = bits[self.end_token].item()
+        bits[self.end_token] = 0
+        bits = F.pad(bits[:vocab], (0, max(0, vocab - len(bits))))
+        bits[eos_ids] = can_end
+        allowed = bits.nonzero()[:, 0]
+        if not len(allowed):
+            raise ValueError(
+                "no token keeps to the rule here: it cannot be fulfilled with this model's tokens"
+            )
+        return allowed
 
 
 @lru_cache(maxsize=4)
-def _llg_tokenizer(tokenizer_json: str, vocab: int, eos_id: int) -> Any:
-    """The tokenizer as llguidance reads it. Building it takes a while, so it is cached."""
-    return _import_llguidance().LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=eos_id)
+def add_end_token(tokenizer_json: str) -> tuple[str, int]:
+    """The tokenizer with one more token, which ends a text, and that token.
+
+    It stands for whatever end-of-sequence tokens a request names: they need no tokenizers of their own.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    known_tokens = set(tokenizer.get_vocab().values())
+    end_token = None
+    for n in range(len(known_tokens) + 1):  # where numbers are left out, the next one may be taken
+        tokenizer.add_special_tokens([f"<|end of the grammar {n}|>"])
+        end_token = tokenizer.token_to_id(f"<|end of the grammar {n}|>")
+        if end_token is not None and end_token not in known_tokens:
+            break
+    assert end_token is not None
+    return tokenizer.to_str(), end_token
 
 
-def _allowed_tokens(matcher: Any, vocab: int, eos_ids: tuple[int, ...]) -> Tensor:
-    if matcher.is_stopped():
-        return torch.tensor(eos_ids)
-    bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
-    allowed = ((bits[:, None] >> torch.arange(8)) & 1).flatten()[:vocab].nonzero()[:, 0]
-    _raise_on_error(matcher)
-    if not len(allowed):
-        raise ValueError("no token keeps to the rule here: it cannot be fulfilled with this model's tokens")
-    return allowed
+@lru_cache(maxsize=4)
+def _llg_tokenizer(tokenizer_json: str) -> tuple[Any, int]:
+    """The tokenizer as llguidance reads it, and its end token. Building it takes a while: it is cached."""
+    extended_json, end_token = add_end_token(tokenizer_json)
+    llg_tokenizer = _import_llguidance().LLTokenizer(extended_json, eos_token=end_token)
+    return llg_tokenizer, end_token
 
 
 def _raise_on_error(matcher: Any) -> None:

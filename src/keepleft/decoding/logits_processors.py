@@ -6,13 +6,14 @@ take the padding of a shorter prompt for tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from keepleft.decoding.filters import NEG_INF
-from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, device_constant
+from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
 
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:
@@ -118,65 +119,96 @@ def encoder_repetition_penalty(
 
 def sequence_bias(biases: Mapping[tuple[int, ...], float]) -> LogitsProcessor:
     """Add a bias to the last token of a sequence whose other tokens have just occurred; -∞ bans it."""
-    token_biases = {sequence[0]: value for sequence, value in biases.items() if len(sequence) == 1}
-    sequence_biases = [(sequence, value) for sequence, value in biases.items() if len(sequence) > 1]
+    ordered = sorted((item for item in biases.items() if item[0]), key=lambda item: len(item[0]))
+    named_tokens = DeviceNumbers([token for sequence in biases for token in sequence])
+    last_tokens = DeviceNumbers([sequence[-1] for sequence, _ in ordered])
+    values = DeviceNumbers([value for _, value in ordered], torch.float32)
+    prefixes = [sequence[:-1] for sequence, _ in ordered]
+    prefix_counts = Counter(map(len, prefixes))  # in order of length
+    # all prefixes, one after the other: the token, how far it stands from the end, and whose it is
+    prefix_tokens = DeviceNumbers([token for prefix in prefixes for token in prefix])
+    distances = DeviceNumbers([distance for prefix in prefixes for distance in range(len(prefix), 0, -1)])
+    owners = DeviceNumbers([n for n, prefix in enumerate(prefixes) for _ in prefix])
+    prefix_lengths = DeviceNumbers([len(prefix) for prefix in prefixes])
+
+    def matches(hypotheses: Hypotheses) -> Tensor:
+        """(N, sequences) whose prefixes have just occurred."""
+        tokens, device = hypotheses.tokens, hypotheses.tokens.device
+        columns = tokens.shape[1] - distances.to(device)
+        is_equal = tokens[:, columns.clamp(min=0)] == prefix_tokens.to(device)
+        is_equal &= columns >= 0
+        if (text_mask := hypotheses.text_mask()) is not None:
+            is_equal &= text_mask[:, columns.clamp(min=0)]
+        num_equal = tokens.new_zeros(len(tokens), len(prefixes))
+        num_equal.scatter_add_(1, owners.to(device).expand(len(tokens), -1), is_equal.to(tokens.dtype))
+        return num_equal == prefix_lengths.to(device)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        check_in_vocabulary(logits, [token for sequence in biases for token in sequence])
+        check_in_vocabulary(logits, named_tokens)
+        added = values.to(logits.device).to(logits.dtype).expand(len(logits), -1)
+        if prefix_tokens.numbers:
+            added = torch.where(matches(hypotheses), added, 0.0)
+        indices = last_tokens.to(logits.device).expand(len(logits), -1)
         logits = logits.clone()
-        if token_biases:
-            logits[:, device_constant(tuple(token_biases), logits.device)] += device_constant(
-                tuple(token_biases.values()), logits.device
-            ).to(logits.dtype)
-        text_mask = hypotheses.text_mask()
-        for sequence, value in sequence_biases:
-            prefix_length = len(sequence) - 1
-            if prefix_length > hypotheses.tokens.shape[1]:
-                continue
-            matches = (
-                hypotheses.tokens[:, -prefix_length:] == device_constant(sequence[:-1], logits.device)
-            ).all(1)
-            if text_mask is not None:
-                matches = matches & text_mask[:, -prefix_length:].all(1)
-            logits[:, sequence[-1]] += torch.where(matches, value, 0.0)
+        # of the sequences of one length with the same last token one matches: their sum has no order
+        start = 0
+        for count in prefix_counts.values():
+            part = slice(start, start + count)
+            logits.scatter_add_(1, indices[:, part], added[:, part])
+            start += count
         return logits
 
     return apply
 
 
-def check_in_vocabulary(logits: Tensor, tokens: Sequence[int]) -> None:
-    if out_of_range := [token for token in tokens if not 0 <= token < logits.shape[-1]]:
-        raise ValueError(
-            f"token {out_of_range[0]} is not one of the {logits.shape[-1]} that the model knows: take it out"
-        )
+class DeviceNumbers:
+    """Numbers as a tensor on each device that asks for it: made once, however many steps there are."""
+
+    def __init__(self, numbers: Sequence[int | float], dtype: torch.dtype = torch.long) -> None:
+        self.numbers = tuple(numbers)
+        self.dtype = dtype
+        self.smallest = min(numbers, default=0)
+        self.largest = max(numbers, default=0)
+        self.by_device: dict[torch.device, Tensor] = {}
+
+    def to(self, device: torch.device) -> Tensor:
+        tensor = self.by_device.get(device)
+        if tensor is None:
+            tensor = self.by_device[device] = torch.tensor(self.numbers, dtype=self.dtype, device=device)
+        return tensor
+
+
+def check_in_vocabulary(logits: Tensor, tokens: DeviceNumbers) -> None:
+    vocab = logits.shape[-1]
+    if not 0 <= tokens.smallest <= tokens.largest < vocab:
+        unknown = next(token for token in tokens.numbers if not 0 <= token < vocab)
+        raise ValueError(f"token {unknown} is not one of the {vocab} that the model knows: take it out")
 
 
 def suppress_tokens(
     tokens: Sequence[int], *, until: int | None = None, only_at: int | None = None
 ) -> LogitsProcessor:
     """Ban tokens: always, before so many new tokens, or at just one position."""
+    banned = DeviceNumbers(tokens)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        check_in_vocabulary(logits, tokens)
+        check_in_vocabulary(logits, banned)
         active: bool | Tensor = True
         if until is not None:
             active = hypotheses.num_new < until
         elif only_at is not None:
             active = hypotheses.num_new == only_at
-        return _apply_if(
-            active,
-            lambda: logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF),
-            logits,
-        )
+        return _apply_if(active, lambda: logits.index_fill(1, banned.to(logits.device), NEG_INF), logits)
 
     return apply
 
 
 def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
     """Ban tokens before the sequence, prompt included, has so many tokens."""
+    banned = DeviceNumbers(tokens)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        check_in_vocabulary(logits, tokens)
+        check_in_vocabulary(logits, banned)
         text_mask = hypotheses.text_mask()
         too_short = (
             logits.new_full((len(logits),), hypotheses.tokens.shape[1])
@@ -184,9 +216,7 @@ def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
             else text_mask.sum(1)
         ) < length
         return torch.where(
-            too_short[:, None],
-            logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF),
-            logits,
+            too_short[:, None], logits.index_fill(1, banned.to(logits.device), NEG_INF), logits
         )
 
     return apply
@@ -194,10 +224,11 @@ def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
 
 def allow_only(tokens: Sequence[int]) -> LogitsProcessor:
     """A shortlist: allow only these tokens."""
+    allowed = DeviceNumbers(tokens)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        check_in_vocabulary(logits, tokens)
-        indices = device_constant(tuple(tokens), logits.device)
+        check_in_vocabulary(logits, allowed)
+        indices = allowed.to(logits.device)
         return torch.full_like(logits, NEG_INF).index_copy_(1, indices, logits[:, indices])
 
     return apply
@@ -205,22 +236,24 @@ def allow_only(tokens: Sequence[int]) -> LogitsProcessor:
 
 def force_tokens(tokens: Sequence[int], position: int) -> LogitsProcessor:
     """Force one of these tokens at the position of so many new tokens."""
+    forced = DeviceNumbers(tokens)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        check_in_vocabulary(logits, tokens)
-        return _apply_if(hypotheses.num_new == position, lambda: _only_tokens(tokens, logits), logits)
+        check_in_vocabulary(logits, forced)
+        return _apply_if(hypotheses.num_new == position, lambda: _only_tokens(forced, logits), logits)
 
     return apply
 
 
 def force_last(tokens: Sequence[int]) -> LogitsProcessor:
     """Force one of these tokens as the last one before the limit."""
+    forced = DeviceNumbers(tokens)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        check_in_vocabulary(logits, tokens)
+        check_in_vocabulary(logits, forced)
         return torch.where(
             (hypotheses.max_new_tokens == hypotheses.num_new + 1)[:, None],
-            _only_tokens(tokens, logits),
+            _only_tokens(forced, logits),
             logits,
         )
 
@@ -231,9 +264,10 @@ def exponential_decay_length_penalty(start: int, factor: float, eos_ids: Sequenc
     """From `start` tokens on the end becomes likelier, more so with each: Hugging Face's
     exponential_decay_length_penalty.
     """
+    end_tokens = DeviceNumbers(eos_ids)
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        excess, indices = hypotheses.num_new - start, device_constant(tuple(eos_ids), logits.device)
+        excess, indices = hypotheses.num_new - start, end_tokens.to(logits.device)
 
         def boost_eos() -> Tensor:
             growth = (
@@ -252,9 +286,9 @@ def exponential_decay_length_penalty(start: int, factor: float, eos_ids: Sequenc
     return apply
 
 
-def _only_tokens(tokens: Sequence[int], logits: Tensor) -> Tensor:
+def _only_tokens(tokens: DeviceNumbers, logits: Tensor) -> Tensor:
     """Mask all tokens but these."""
-    return torch.full_like(logits, NEG_INF).index_fill_(1, device_constant(tuple(tokens), logits.device), 0.0)
+    return torch.full_like(logits, NEG_INF).index_fill_(1, tokens.to(logits.device), 0.0)
 
 
 def _apply_if(condition: bool | Tensor, make_logits: Callable[[], Tensor], logits: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -360,7 +361,9 @@ class ContinuousBatchingEngine:
                 for group in strategy_batch.members
                 for row in range(first_rows[group], first_rows[group] + group.num_rows)
             ]
-            choices = strategy_batch.choose(logits[torch.tensor(rows, device=logits.device)], report_failure)
+            with self._time_strategy(strategy_batch):
+                batch_logits = logits[torch.tensor(rows, device=logits.device)]
+                choices = strategy_batch.choose(batch_logits, report_failure)
             reordered = [choice for choice in choices if choice.parents is not None]
             if reordered:
                 self.runner.reorder_beams(
@@ -384,6 +387,12 @@ class ContinuousBatchingEngine:
                     for index, (token, score) in enumerate(zip(tokens, scores, strict=True))
                 ]
         return sampled_tokens
+
+    def _time_strategy(self, strategy_batch: StrategyBatch) -> AbstractContextManager[None]:
+        """Time a strategy batch; not on a GPU, where the choice waits for the model, whose time it is."""
+        if self.model.token.weight.is_cuda:
+            return nullcontext()
+        return self.scheduler.timer.time_strategy(list(strategy_batch.members))
 
     def _assign_strategy_batches(self, batch: Sequence[SequenceGroup]) -> list[StrategyBatch]:
         """The strategy batches of these requests; a request that has none yet joins one."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.decoding.grammar import CompiledGrammar
 from keepleft.decoding.hypotheses import FinishedSequence
 from keepleft.decoding.score import ScoredToken
 
@@ -56,6 +57,7 @@ class GenerationRequest:
     tenant: Tenant = NOBODY  # the prefix cache is shared within one tenant, never between two
     logprobs: int | None = None  # report each token's log-probability, and this many of the likeliest
     only_at_end: bool = False  # report the first token when it comes, the others only with the finish event
+    compiled_grammar: CompiledGrammar | None = None  # of the options; None: the engine compiles it
 
 
 PromptTask = Literal["score", "embed", "classify"]

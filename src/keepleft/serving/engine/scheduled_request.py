@@ -33,6 +33,7 @@ class ScheduledRequest:
         self.admission_order = 0
         self.last_decoded = 0  # the step that decoded it last
         self.num_preemptions = 0
+        self.strategy_seconds = 0.0  # that its logits processors and beams took in that step
         self.is_deterministic = False
 
     @property

@@ -195,8 +195,16 @@ class Scheduler:
         self.waiting = FairQueue(self.weights)
 
     def charge(self, batch: Iterable[ScheduledRequest]) -> None:
-        """Charge each tenant for the tokens generated in one step."""
-        self.waiting.charge_all((scheduled.tenant, scheduled.num_rows) for scheduled in batch)
+        """Charge each tenant for the tokens generated in one step.
+
+        Logits processors and beams are charged by their time: as the rows that the model decodes meanwhile.
+        """
+        batch = list(batch)
+        num_rows = sum(scheduled.num_rows for scheduled in batch)
+        self.waiting.charge_all(
+            (scheduled.tenant, scheduled.num_rows + self.timer.in_rows(scheduled.strategy_seconds, num_rows))
+            for scheduled in batch
+        )
 
     # -- sharing rows between keys
 
@@ -421,16 +429,19 @@ class Scheduler:
             return ready
         chosen = [scheduled for scheduled in ready if scheduled.tenant.key in light_keys]
         num_rows = sum(scheduled.num_rows for scheduled in chosen)
-        light_seconds = self.timer.estimate_decode(num_rows)
+        strategy_seconds = sum(scheduled.strategy_seconds for scheduled in chosen)
+        light_seconds = self.timer.estimate_decode(num_rows) + strategy_seconds
         self.spare_seconds += HEAVY_SHARE * light_seconds
         heavy = [scheduled for scheduled in ready if scheduled.tenant.key not in light_keys]
         heavy.sort(key=lambda scheduled: scheduled.last_decoded)
         spent = 0.0
         for scheduled in heavy:
-            seconds = self.timer.estimate_decode(num_rows + scheduled.num_rows) - light_seconds
+            decode_seconds = self.timer.estimate_decode(num_rows + scheduled.num_rows)
+            seconds = decode_seconds + strategy_seconds + scheduled.strategy_seconds - light_seconds
             if seconds > self.spare_seconds:
                 break
             num_rows += scheduled.num_rows
+            strategy_seconds += scheduled.strategy_seconds
             spent = seconds
             chosen.append(scheduled)
         self.spare_seconds -= spent

@@ -140,7 +140,7 @@ class SequenceGroup(ScheduledRequest):
         batch = DecodeBatch(torch.tensor([self.prompt_tokens]), None, [self.max_new_tokens], source)
         if not self.is_beam_search:  # stop strings and time limits are checked here, not by the strategy
             options = replace(options, stop_strings=None, max_time=None)
-        return make_strategy(self.tokenizer, options, batch)
+        return make_strategy(self.tokenizer, options, batch, self.request.compiled_grammar)
 
     def _finish(self, index: int, finish_reason: FinishReason) -> FinishEvent:
         self.finished[index] = True

@@ -103,7 +103,7 @@ class SequentialEngine:
         assert isinstance(model, CausalModel)  # an encoder gets no others
         batch = DecodeBatch.build(model, [list(request.tokens)], request.options, [list(request.prefix)])
         self.prompt_tokens[request.tenant.key] += len(request.tokens)
-        strategy = make_strategy(self.tokenizer, request.options, batch)
+        strategy = make_strategy(self.tokenizer, request.options, batch, request.compiled_grammar)
         previous: Hypotheses | None = None
         for hypotheses in decode_steps(model, batch, strategy, request.options):
             self.generation_tokens[request.tenant.key] += len(hypotheses.tokens)

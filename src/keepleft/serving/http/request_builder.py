@@ -11,9 +11,9 @@ from functools import partial
 from secrets import randbits
 from typing import Any
 
-from keepleft.decoding import grammar
 from keepleft.decoding.batch import default_new_tokens, encode_prompts
 from keepleft.decoding.generation_config import GenerationConfig, as_list, from_model_directory
+from keepleft.decoding.grammar import CompiledGrammar, grammar_from_options
 from keepleft.models.transformer import Model
 from keepleft.serving.engine.request import GenerationRequest, Tenant
 from keepleft.serving.http.errors import APIError, too_long
@@ -57,15 +57,17 @@ class RequestPlan:
 async def prepare_plan(
     service: Service, tenant: Tenant, build: Callable[[], RequestPlan], texts: Sequence[str]
 ) -> RequestPlan:
-    """Build a plan in a thread, where `texts` are encoded, and compile its grammar in the sandbox.
+    """Build a plan in a thread, where `texts` are encoded, and compile its grammar, once for all prompts.
 
     Raises APIError.
     """
     plan = await service.in_thread(build, tenant, texts)
     options = plan.requests[0].options
-    if options.has_grammar:
-        await service.grammars.run(tenant, partial(_check_grammar, service, options))
-    return plan
+    if not options.has_grammar:
+        return plan
+    compiled_grammar = await service.grammars.run(tenant, partial(_compile_grammar, service, options))
+    requests = [replace(request, compiled_grammar=compiled_grammar) for request in plan.requests]
+    return replace(plan, requests=requests)
 
 
 def resolve_options(model: Model, fields: GenerationFields, *, sample_by_default: bool) -> GenerationConfig:
@@ -250,10 +252,13 @@ def _fit_max_tokens(
     return replace(options, max_new_tokens=max_new_tokens, max_length=None)
 
 
-def _check_grammar(service: Service, options: GenerationConfig) -> None:
-    """Compile a grammar in the sandbox before the engine does. Raises APIError."""
+def _compile_grammar(service: Service, options: GenerationConfig) -> CompiledGrammar:
+    """Compile a grammar in the sandbox, and if that was quick enough here. Raises APIError.
+
+    Slow: call it in a thread. The engine must not wait for it.
+    """
     try:
-        grammar_spec = grammar.grammar_from_options(options)
+        grammar_spec = grammar_from_options(options)
     except ImportError as error:
         raise APIError(400, str(error), code="grammar_unavailable") from error
     if not options.eos_ids:
@@ -264,7 +269,8 @@ def _check_grammar(service: Service, options: GenerationConfig) -> None:
             param="eos_token_id",
         )
     with service.grammar_sandboxes.borrow() as sandbox:
-        sandbox.check_grammar(grammar_spec, options.eos_ids[0], service.limits.grammar_seconds)
+        sandbox.check_grammar(grammar_spec, service.limits.grammar_seconds)
+    return service.grammar_compiler.compile(options)
 
 
 def check_limit(value: int | None, maximum: int, name: str) -> None:

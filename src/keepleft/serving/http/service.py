@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from tokenizers import Tokenizer
 
 from keepleft import __version__
+from keepleft.decoding.grammar import GrammarCompiler
 from keepleft.disk.tokenizer_cost import quick_text_length
 from keepleft.inference.int8_linear import CompilableInt8Linear, Int8Linear
 from keepleft.models.design import ClassificationHead, Design
@@ -132,6 +133,10 @@ class Service:
     def plain_encoder(self) -> TextEncoder:
         """Encodes spelled-out special tokens as plain text."""
         return replace(self.encoder, tokenizer=copy_tokenizer(self.tokenizer, encode_special_tokens=True))
+
+    @cached_property
+    def grammar_compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer)
 
     @property
     def tasks(self) -> list[str]:

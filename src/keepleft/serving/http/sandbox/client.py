@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from keepleft.decoding.grammar import add_end_token
 from keepleft.serving.engine.request import ShuttingDownError
 from keepleft.serving.http.errors import APIError
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 START_TIMEOUT_SECONDS = 30.0  # for the process to start and answer
-MAX_TOKENIZERS = 4  # that the process holds at a time; there is one for each end-of-sequence token
 
 
 class Sandbox:
@@ -32,26 +32,20 @@ class Sandbox:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
-        self.loaded_eos: list[int] = []  # end-of-sequence tokens for which the process has a tokenizer
+        self.has_grammar_tokenizer = False  # whether the process has the tokenizer for grammars
         self.has_encoder = False  # whether the process has the tokenizer for texts
 
-    def check_grammar(self, grammar: str, eos_token_id: int, seconds: float) -> None:
+    def check_grammar(self, grammar: str, seconds: float) -> None:
         """Raise APIError if a grammar cannot be compiled, or not in time."""
         with self.lock:
-            if eos_token_id not in self.loaded_eos:
-                request = {
-                    "task": "tokenizer",
-                    "tokenizer": self.tokenizer.to_str(),
-                    "vocab_size": self.tokenizer.get_vocab_size(),
-                    "eos_token_id": eos_token_id,
-                    "max_tokenizers": MAX_TOKENIZERS,
-                }
+            if not self.has_grammar_tokenizer:
+                tokenizer_json, end_token = add_end_token(self.tokenizer.to_str())
+                request = {"task": "tokenizer", "tokenizer": tokenizer_json, "end_token": end_token}
                 if (response := self._call(request, START_TIMEOUT_SECONDS)) is None or "error" in response:
                     message = "structured output does not work with this model's tokenizer"
                     raise APIError(400, message, code="grammar_unavailable")
-                self.loaded_eos = [*self.loaded_eos[1 - MAX_TOKENIZERS :], eos_token_id]
-            request = {"task": "grammar", "grammar": grammar, "eos_token_id": eos_token_id}
-            response = self._call(request, seconds)
+                self.has_grammar_tokenizer = True
+            response = self._call({"task": "grammar", "grammar": grammar}, seconds)
         if response is None:
             raise APIError(
                 400,
@@ -177,7 +171,7 @@ class Sandbox:
     def _kill(self) -> None:
         process = self.process
         self.process = None
-        self.loaded_eos = []
+        self.has_grammar_tokenizer = False
         self.has_encoder = False
         if process is not None:
             process.kill()

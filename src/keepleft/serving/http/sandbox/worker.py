@@ -21,7 +21,7 @@ class SandboxWorker:
     """One method `do_TASK` for each task."""
 
     def __init__(self) -> None:
-        self.tokenizers: dict[int, Any] = {}  # of llguidance, by end-of-sequence token
+        self.grammar_tokenizer: Any = None  # of llguidance
         self.encoder: Any = None  # the tokenizer for texts
 
     def do_ping(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -30,19 +30,14 @@ class SandboxWorker:
     def do_tokenizer(self, request: dict[str, Any]) -> dict[str, Any]:
         from llguidance import LLTokenizer
 
-        eos_token_id = request["eos_token_id"]
-        if len(self.tokenizers) >= request["max_tokenizers"]:
-            self.tokenizers.pop(next(iter(self.tokenizers)))
-        self.tokenizers[eos_token_id] = LLTokenizer(
-            request["tokenizer"], n_vocab=request["vocab_size"], eos_token=eos_token_id
-        )
+        self.grammar_tokenizer = LLTokenizer(request["tokenizer"], eos_token=request["end_token"])
         return {}
 
     def do_grammar(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compile a grammar, and compute the mask of its first token."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self.tokenizers[request["eos_token_id"]], request["grammar"], log_level=0)
+        matcher = LLMatcher(self.grammar_tokenizer, request["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
