@@ -54,7 +54,7 @@ class FakeExplorer:
         self.num_audit_polls = 0
         self.lock = threading.Lock()
 
-    def ask(self, question: str, params: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: str, params: dict[str, Any], tenant: str = "") -> dict[str, Any]:
         if question not in QUESTIONS:
             raise RefusedError(f"there is no question {question!r}")
         with self.lock:

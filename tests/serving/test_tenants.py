@@ -254,7 +254,7 @@ def test_what_is_computed_again_is_not_charged_again():
         build_model("gpt2"), max_num_seqs=8, pages=20, page_size=4, enable_prefix_caching=False
     )
     driver = Driver(engine)
-    engine.scheduler.charge = lambda batch: None  # for decode steps
+    engine.scheduler.charge = lambda batch: {}  # for decode steps
     for n in range(6):
         driver.submit(n, generate(GREEDY, 40))
     driver.run()

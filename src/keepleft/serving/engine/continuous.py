@@ -324,7 +324,6 @@ class ContinuousBatchingEngine:
         for group in batch:
             first_rows[group] = num_rows
             num_rows += group.num_rows
-            self.generation_tokens[group.tenant.key] += group.num_rows
         sampled_tokens = sample_batch(
             [(group, row) for group, row in first_rows.items() if group.logits_only], logits
         )
@@ -342,7 +341,8 @@ class ContinuousBatchingEngine:
                 )
             ]
         self._release(*(group for group in batch if all(group.finished) and group in self.scheduler.running))
-        self.scheduler.charge(batch)
+        for tenant, num_tokens in self.scheduler.charge(batch).items():
+            self.generation_tokens[tenant.key] += num_tokens
         return events
 
     def _sample_by_strategy(

@@ -9,7 +9,7 @@ others: it is worth nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from keepleft.serving.engine.request import Tenant
@@ -69,13 +69,6 @@ class FairQueue(Generic[Item]):
             self.key_usage = {name: self.key_usage[name] for name in self.waiting}
             self.user_usage = {name: self.user_usage[name] for name in self.waiting}
             self.user_clocks = {name: self.user_clocks.get(name, 0.0) for name in self.waiting}
-
-    def charge_all(self, amounts: Iterable[tuple[Tenant, float]]) -> None:
-        totals: dict[Tenant, float] = {}
-        for tenant, tokens in amounts:
-            totals[tenant] = totals.get(tenant, 0.0) + tokens
-        for tenant, tokens in totals.items():
-            self.charge(tenant, tokens)
 
     def weight(self, key: str) -> float:
         return self.weights.get(key, 1.0)

@@ -25,6 +25,7 @@ class ScheduledRequest:
         max_slots: int = 0,
     ) -> None:
         self.handle = handle
+        self.tenant: Tenant = handle.request.tenant
         self.inputs = inputs
         self.source = source
         self.num_rows = num_rows
@@ -35,10 +36,6 @@ class ScheduledRequest:
         self.num_preemptions = 0
         self.strategy_seconds = 0.0  # that its logits processors and beams took in that step
         self.is_deterministic = False
-
-    @property
-    def tenant(self) -> Tenant:
-        return self.handle.request.tenant
 
     @property
     def num_pending(self) -> int:

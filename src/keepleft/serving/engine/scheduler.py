@@ -194,17 +194,23 @@ class Scheduler:
             self._free_waiting(scheduled)
         self.waiting = FairQueue(self.weights)
 
-    def charge(self, batch: Iterable[ScheduledRequest]) -> None:
-        """Charge each tenant for the tokens generated in one step.
+    def charge(self, batch: Iterable[ScheduledRequest]) -> dict[Tenant, int]:
+        """Charge each tenant for the tokens generated in one step, and return how many they were.
 
         Logits processors and beams are charged by their time: as the rows that the model decodes meanwhile.
         """
-        batch = list(batch)
-        num_rows = sum(scheduled.num_rows for scheduled in batch)
-        self.waiting.charge_all(
-            (scheduled.tenant, scheduled.num_rows + self.timer.in_rows(scheduled.strategy_seconds, num_rows))
-            for scheduled in batch
-        )
+        rows_by_tenant: dict[Tenant, int] = {}
+        strategy_seconds: dict[Tenant, float] = {}
+        for scheduled in batch:
+            tenant = scheduled.tenant
+            rows_by_tenant[tenant] = rows_by_tenant.get(tenant, 0) + scheduled.num_rows
+            if scheduled.strategy_seconds:
+                strategy_seconds[tenant] = strategy_seconds.get(tenant, 0.0) + scheduled.strategy_seconds
+        num_rows = sum(rows_by_tenant.values())
+        for tenant, num_tokens in rows_by_tenant.items():
+            num_rows_meanwhile = self.timer.in_rows(strategy_seconds.get(tenant, 0.0), num_rows)
+            self.waiting.charge(tenant, num_tokens + num_rows_meanwhile)
+        return rows_by_tenant
 
     # -- sharing rows between keys
 
