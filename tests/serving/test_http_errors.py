@@ -357,6 +357,20 @@ def test_a_body_that_is_no_sound_json(limited_client, body, code):
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": "hot"}, "temperature", 'temperature is "hot": it should be a valid number'),
+        ({"max_tokens": -3}, "max_tokens", "max_tokens is -3: it should be greater than or equal to 0"),
+        ({"temperature": "hot " * 50}, "temperature", "temperature: it should be a valid number"),
+        ({"temprature": 1}, "temprature", "there is no field 'temprature': did you mean temperature?"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value_if_that_is_short(limited_client, fields, param, message):
+    error = limited_client.post("/v1/completions", json={"prompt": "a", **fields}).json()["error"]
+    assert (error["param"], error["message"][: len(message)]) == (param, message)
+
+
 def test_nesting_up_to_the_limit_is_fine():
     parse_json(b"[" * 8 + b"]" * 8, Limits(depth=8))
     with pytest.raises(APIError):

@@ -122,6 +122,7 @@ def test_under_load_requests_in_flight_finish_and_no_new_ones_are_accepted(model
         for stream in streams:
             assert stream[-1] == "[DONE]"
             assert json.loads(stream[-2])["choices"][0]["finish_reason"] == "length"
+    assert any("shutting down; 3 in flight, with 60 seconds to finish" in line for line in lines), lines
     log_lines = [json.loads(line) for line in lines if line.startswith("{")]
     done = [
         (line["route"], line["ended"]) for line in log_lines if line.get("completion_tokens") in (1500, 1200)

@@ -181,8 +181,23 @@ def serve(
         app = make_app(
             service, keys=api_keys, allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log
         )
+
+        def on_drain(num_requests: int) -> None:
+            if num_requests:
+                seconds = f"{shutdown_timeout:g} seconds to finish"
+                log_writer.write(
+                    f"keepleft: shutting down; {num_requests} in flight, with {seconds}: "
+                    "a second signal cancels them\n"
+                )
+
         server = Server(
-            app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready
+            app,
+            service,
+            host=host,
+            port=port,
+            shutdown_timeout=shutdown_timeout,
+            on_ready=on_ready,
+            on_drain=on_drain,
         )
         gc.collect()
         gc.freeze()  # a full collection would look at every object of PyTorch, and stop all threads for 0.2 s

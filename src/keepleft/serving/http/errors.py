@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import takewhile
@@ -18,6 +19,7 @@ from keepleft.serving.http.schemas.requests import all_field_names
 
 RETRY_AFTER_SECONDS = 5.0  # sent while the server shuts down
 MAX_NAME_LENGTH = 60  # characters of an unknown field that are repeated
+MAX_VALUE_LENGTH = 40  # characters of a value that an error repeats
 MAX_MESSAGE_LENGTH = 1000  # characters of a message: whatever it quotes, it never repeats a request at length
 MAX_PARAM_LENGTH = 200
 MAX_MESSAGES = 4  # of validation errors about one field
@@ -131,7 +133,7 @@ def _from_http_exception(error: HTTPException) -> APIError:
 
 
 def _from_validation_errors(errors: Sequence[Any]) -> APIError:
-    """The first error that pydantic found. Values of the request are not repeated."""
+    """The first error that pydantic found. Of values only short ones are repeated."""
     # A wrong field says more than a missing one, which may belong to another branch of a union.
     first = min(errors, key=lambda error: error["type"] == "missing")
     location = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
@@ -148,13 +150,28 @@ def _from_validation_errors(errors: Sequence[Any]) -> APIError:
         suggestions = missing or get_close_matches(name, other_names, 1)
         hint = f"did you mean {suggestions[0]}?" if suggestions else "leave it out"
         message = f"there is no field {name!r}: {hint}"
-        return APIError(400, message, param=param, code="unknown_parameter")
+        return APIError(400, message, param=param or name, code="unknown_parameter")
     if first["type"] == "json_invalid":
         return APIError(400, "the body is not JSON", code="invalid_json")
     # One message for each branch of a union.
     messages = [error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]]
     message = " or ".join(dict.fromkeys([first["msg"], *messages][:MAX_MESSAGES]))
-    return APIError(400, f"{param or 'the body'}: {message}", param=param, code="invalid_value")
+    message = message.replace("Input should", "it should").replace(" after validation", "")
+    value = "" if param is None else _describe_short(first.get("input"))
+    return APIError(400, f"{param or 'the body'}{value}: {message}", param=param, code="invalid_value")
+
+
+def _describe_short(value: Any) -> str:
+    """` is` and the value, where it is a number, a word or the like; nothing for others."""
+    if value is not None and not isinstance(value, bool | int | float | str):
+        return ""
+    if isinstance(value, str) and len(value) > MAX_VALUE_LENGTH:
+        return ""
+    try:
+        text = json.dumps(value)
+    except ValueError:  # an integer of too many digits
+        return ""
+    return f" is {text}" if len(text) <= MAX_VALUE_LENGTH else ""
 
 
 HANDLED_EXCEPTIONS: tuple[type[Exception], ...] = (

@@ -27,7 +27,8 @@ ACCEPT_LOG_SECONDS = 10.0  # between two lines of the log about it
 
 
 class Server(uvicorn.Server):
-    """`on_ready` is called with host and port once the server listens.
+    """`on_ready` is called with host and port once the server listens, `on_drain` with the number of requests
+    in flight once it shuts down, from another thread.
 
     The first SIGINT or SIGTERM drains, for at most `shutdown_timeout` seconds. A second one cancels the
     requests in flight, and a third does not even wait for clients to be told so.
@@ -42,6 +43,7 @@ class Server(uvicorn.Server):
         port: int = 8000,
         shutdown_timeout: float = 30.0,
         on_ready: Callable[[str, int], None] = lambda host, port: None,
+        on_drain: Callable[[int], None] = lambda num_requests: None,
     ) -> None:
         limits = service.limits
         service.connections = connections = ConnectionCounter(limits)
@@ -66,6 +68,7 @@ class Server(uvicorn.Server):
         self.service = service
         self.shutdown_timeout = shutdown_timeout
         self.on_ready = on_ready
+        self.on_drain = on_drain
         self.drain_thread: threading.Thread | None = None
         self.aborting = False
         self.accept_error_time = -ACCEPT_LOG_SECONDS
@@ -114,5 +117,6 @@ class Server(uvicorn.Server):
         self.drain_thread.start()
 
     def _drain(self) -> None:
+        self.on_drain(len(self.service.engine_thread.in_flight))
         self.service.drain(self.shutdown_timeout)
         self.should_exit = True
