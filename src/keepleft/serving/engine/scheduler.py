@@ -20,6 +20,7 @@ from keepleft.serving.engine.fair_queue import BURST, FairQueue
 from keepleft.serving.engine.prefix_cache import PrefixCache
 from keepleft.serving.engine.request import RequestHandle, Tenant
 from keepleft.serving.engine.scheduled_request import ScheduledRequest
+from keepleft.serving.engine.shares import Shares
 from keepleft.serving.engine.step_timer import StepTimer
 
 AnyRequest = TypeVar("AnyRequest", bound=ScheduledRequest)
@@ -233,71 +234,34 @@ class Scheduler:
     def _choose_victim(
         self, scheduled: ScheduledRequest, *, for_pages: bool = False
     ) -> ScheduledRequest | None:
-        """A request of another tenant that gives way to this one; None if nobody has to.
+        """A request of another tenant that gives its rows, or its pages, to this one; None if nobody has to.
 
-        Another key gives way if it has more than its share of the rows (or pages), and this one has less or
-        was served much less. A key that has none at all and was served much less gets what it needs from
-        anybody, and keeps it. A user of the same key gives way if it has more than its share. What was
-        admitted a moment ago does not give way, or two requests could take turns for ever.
+        What was admitted a moment ago does not give way, or two requests could take turns for ever.
         """
-        tenant = scheduled.tenant
         pool = self.allocator.pool
         if for_pages:
+            candidates = [other for other in (*self.running, *self.paused) if other.can_recompute]
+            shares = Shares(self.waiting, self._pages_by_tenant(), pool.num_pages, scheduled.tenant)
             num_needed = pool.pages_for(self._num_first_slots(scheduled))
-            capacity = pool.num_pages
-            held = self._pages_by_tenant()
         else:
+            candidates = [other for other in self.running if self._may_pause(other, scheduled)]
+            shares = Shares(self.waiting, self.rows_by_tenant, self.max_num_seqs, scheduled.tenant)
             num_needed = scheduled.num_rows
-            capacity = self.max_num_seqs
-            held = self.rows_by_tenant
-        if held.keys() <= {tenant}:
-            return None
-        key_held: Counter[str] = Counter()
-        user_held: Counter[str] = Counter()
-        for other_tenant, amount in held.items():
-            key_held[other_tenant.key] += amount
-            if other_tenant.key == tenant.key:
-                user_held[other_tenant.user] += amount
-        keys = {*key_held, *self.waiting.waiting, tenant.key}
-        total_weight = sum(map(self.waiting.weight, keys))
-        users = {*user_held, *self.waiting.waiting.get(tenant.key, {}), tenant.user}
-
-        def key_share(key: str) -> float:
-            return capacity * self.waiting.weight(key) / total_weight
-
-        def is_much_less_served(key: str, other: ScheduledRequest) -> bool:
-            lag = self.waiting.lag(key, other.tenant.key)
-            if for_pages:  # what is computed again must not outweigh what is gained
-                lag -= len(scheduled.inputs) + len(other.inputs)
-            return lag >= LIGHT_LAG
 
         def gives_way(other: ScheduledRequest) -> bool:
-            if other in self.newly_started:
+            if other is scheduled or other in self.newly_started:
                 return False
-            if for_pages and not other.can_recompute:
-                return False
-            if not for_pages and not self._may_pause(other, scheduled):
-                return False
-            key, user = other.tenant
-            if key != tenant.key:
-                is_light = is_much_less_served(tenant.key, other)
-                if is_light and not key_held[tenant.key]:
-                    return True
-                num_held = len(other.page_table.pages) if for_pages else other.num_rows
-                if key_held[key] == num_held and self.waiting.lag(key, tenant.key) >= LIGHT_LAG:
-                    return False
-                has_less = key_held[tenant.key] + num_needed <= max(1, key_share(tenant.key))
-                return key_held[key] > key_share(key) and (has_less or is_light)
-            if user == tenant.user:
-                return False
-            user_share = max(1, key_share(key) / len(users))
-            has_less = user_held[tenant.user] + num_needed <= user_share
-            return has_less and user_held[user] > user_share
+            if for_pages:  # what is computed again must not outweigh what is gained
+                num_recomputed = len(scheduled.inputs) + len(other.inputs)
+                return shares.gives_way(
+                    other.tenant, len(other.page_table.pages), num_needed, LIGHT_LAG + num_recomputed
+                )
+            return shares.gives_way(other.tenant, other.num_rows, num_needed, LIGHT_LAG)
 
-        others = (*self.running, *self.paused) if for_pages else tuple(self.running)
-        candidates = [other for other in others if other is not scheduled and gives_way(other)]
+        if shares.is_alone:
+            return None
         return max(
-            candidates,
+            filter(gives_way, candidates),
             key=lambda other: (self.waiting.rank(other.tenant), other.admission_order),
             default=None,
         )
