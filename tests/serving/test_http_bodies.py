@@ -66,7 +66,11 @@ def test_no_body_holds_up_others():
         thread = threading.Thread(target=ask_health, daemon=True)
         thread.start()
         with httpx.Client(base_url=address, timeout=60) as http:
-            for name, (path, body) in HUGE_BODIES.items():
+            bodies = list(HUGE_BODIES.items())
+            while bodies:
+                name, (path, body) = bodies.pop(0)
+                if len(latencies) <= 20 and thread.is_alive():  # again: they were refused too quickly to tell
+                    bodies.append((name, (path, body)))
                 assert len(body) <= Limits().body, name
                 start = time.perf_counter()
                 answer = send(http, path, body)
