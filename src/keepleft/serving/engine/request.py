@@ -36,6 +36,9 @@ class OverloadedError(RuntimeError):
 class ShuttingDownError(RuntimeError):
     """The engine is shutting down and accepts no more requests."""
 
+    def __init__(self, message: str = "the server is shutting down: ask another one") -> None:
+        super().__init__(message)
+
 
 class Tenant(NamedTuple):
     """Whose request it is: an API key (its hash), and a user within it."""

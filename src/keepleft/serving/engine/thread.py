@@ -109,7 +109,7 @@ class EngineThread:
         handle = RequestHandle(request, on_event)
         with self.condition:
             if self.closed:
-                raise ShuttingDownError("the server is shutting down: ask another one")
+                raise ShuttingDownError()
             self._quota(request).add(request.tenant)
             self.in_flight.add(handle)
             self.incoming.append(handle)

@@ -16,7 +16,6 @@ from keepleft.serving.engine.request import OverloadedError, ShuttingDownError, 
 
 Result = TypeVar("Result")
 USAGE_PER_SECOND = 1000.0  # the queue counts milliseconds
-SHUTDOWN_MESSAGE = "the server is shutting down: ask another one"
 
 
 class FairExecutor:
@@ -44,7 +43,7 @@ class FairExecutor:
         future: Future[Result] = Future()
         with self.condition:
             if self.closed:
-                raise ShuttingDownError(SHUTDOWN_MESSAGE)
+                raise ShuttingDownError()
             if self.num_waiting[tenant.key] >= self.max_waiting:
                 raise OverloadedError(
                     f"{self.max_waiting} requests of yours wait for this already: try again in a moment"
@@ -69,7 +68,7 @@ class FairExecutor:
             self.closed = True
             for _, _, future in self.waiting.items():
                 with suppress(InvalidStateError):  # the caller has left
-                    future.set_exception(ShuttingDownError(SHUTDOWN_MESSAGE))
+                    future.set_exception(ShuttingDownError())
             self.condition.notify_all()
 
     def _run(self) -> None:

@@ -88,7 +88,7 @@ class WorkerQueue:
         task = QueuedTask(key, name, params)
         with self.condition:
             if self.closed:
-                raise ShuttingDownError("the server is shutting down: ask another one")
+                raise ShuttingDownError()
             num_waiting = len(self.waiting.get(key, ()))
             if num_waiting >= self.max_waiting or sum(map(len, self.waiting.values())) >= MAX_WAITING:
                 raise OverloadedError(f"{num_waiting} questions of yours wait already: try again in a moment")
@@ -123,7 +123,7 @@ class WorkerQueue:
             self.condition.notify_all()
         for task in tasks:
             with suppress(InvalidStateError):
-                task.future.set_exception(ShuttingDownError("the server is shutting down: ask another one"))
+                task.future.set_exception(ShuttingDownError())
 
     def join(self) -> None:
         """Wait for the threads to end after `close`."""

@@ -136,7 +136,7 @@ class Sandbox:
     def _call(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """The response of the process; None if it took too long, or died. Raises ShuttingDownError."""
         if self.closed:
-            raise ShuttingDownError("the server is shutting down: ask another one")
+            raise ShuttingDownError()
         if self.process is None or self.process.poll() is not None:
             self._kill()
             self.process = subprocess.Popen(  # nosec B603 # no shell, and nothing of a request is in it
@@ -163,7 +163,7 @@ class Sandbox:
         if not line.endswith(b"\n"):
             self._kill()
             if self.closed:
-                raise ShuttingDownError("the server is shutting down: ask another one")
+                raise ShuttingDownError()
             return None
         response: dict[str, Any] = json.loads(line)
         return response
