@@ -204,6 +204,7 @@ def test_to_a_compiler_it_is_one_graph():
             bias,
             targets.flatten(),
             0.1,
+            0.0,
             4,
             torch.float64,
             [True, True, True],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from keepleft.models.design import ClassificationHead, Design, LMHead, MaskedLMHead, PoolingHead
 from keepleft.nn.feedforward import ACTIVATIONS
-from keepleft.nn.loss import LossSums, classification_loss, linear_cross_entropy
+from keepleft.nn.loss import LossSums, classification_loss, linear_cross_entropy, r_drop_loss
 from keepleft.nn.norm import make_norm
 
 
@@ -129,18 +129,30 @@ def last_real(real: Tensor) -> Tensor:
 
 
 def model_loss(
-    model: nn.Module, inputs: dict[str, Tensor], targets: Tensor, label_smoothing: float = 0.0
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
 ) -> LossSums:
     """The sums of loss, cross-entropy and correct predictions over the targets.
 
     inputs: the arguments of the model   targets: (B, T) tokens or (B,) labels, IGNORE_INDEX to skip
+    With `r_drop`, every row goes through the model twice, and both passes should agree despite dropout.
     """
     module: Any = model
+    if r_drop:
+        inputs = {name: tensor.repeat_interleave(2, 0) for name, tensor in inputs.items()}
     if targets.dim() == 1:
-        return classification_loss(module(**inputs), targets, label_smoothing)
+        logits = module(**inputs)
+        if r_drop:
+            return r_drop_loss(logits.unflatten(0, (-1, 2)), targets, label_smoothing, r_drop)
+        return classification_loss(logits, targets, label_smoothing)
     x = module.head.transform(module.hidden_states(**inputs))
+    if r_drop:
+        x = x.unflatten(0, (-1, 2)).transpose(1, 2)  # (B, T, 2, dim)
     weight, bias = module.head.output_weight(module.token)
-    return linear_cross_entropy(x, weight, bias, targets, label_smoothing=label_smoothing)
+    return linear_cross_entropy(x, weight, bias, targets, label_smoothing=label_smoothing, r_drop=r_drop)
 
 
 class LossModule(nn.Module):
@@ -150,10 +162,11 @@ class LossModule(nn.Module):
     token at all positions at once: teacher forcing.
     """
 
-    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+    def __init__(self, model: nn.Module, label_smoothing: float, r_drop: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
+        self.r_drop = r_drop
 
     def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> LossSums:
-        return model_loss(self.model, inputs, targets, self.label_smoothing)
+        return model_loss(self.model, inputs, targets, self.label_smoothing, self.r_drop)

@@ -14,6 +14,9 @@ IGNORE_INDEX = -100  # a target that counts for nothing
 MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 29}  # logits held at a time, unless a chunk size is given
 
 
+R_DROP_TEMPORARIES = 4  # tensors of the size of the logits that two passes are compared with
+
+
 class LossSums(NamedTuple):
     """Sums over the targets that are not ignored: divide by their number."""
 
@@ -23,11 +26,33 @@ class LossSums(NamedTuple):
 
 
 def reference_loss(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
 ) -> LossSums:
     """The definition of linear_cross_entropy: all logits at once."""
-    logits, targets = F.linear(x, weight, bias).flatten(0, -2), targets.flatten()
-    return classification_loss(logits, targets, label_smoothing)
+    logits = F.linear(x, weight, bias)
+    if r_drop:
+        return r_drop_loss(logits.flatten(0, -3), targets.flatten(), label_smoothing, r_drop)
+    return classification_loss(logits.flatten(0, -2), targets.flatten(), label_smoothing)
+
+
+def r_drop_loss(logits: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> LossSums:
+    """The loss of (N, 2, labels) logits, of two passes that differ in their dropout, against (N,) labels.
+
+    The mean cross-entropy of both passes, and `r_drop` / 4 times the sum of both Kullback-Leibler divergences
+    between them: half of what Liang et al. 2021 (arXiv 2106.14448) minimise with alpha = r_drop.
+    """
+    logits = logits.to(accumulation_dtype(logits.dtype))
+    sums = classification_loss(logits.flatten(0, 1), labels.repeat_interleave(2), label_smoothing)
+    first, second = logits.log_softmax(-1).unbind(1)
+    divergence = ((first.exp() - second.exp()) * (first - second)).sum(-1)
+    loss = sums.loss / 2 + r_drop / 4 * (divergence * (labels != IGNORE_INDEX)).sum()
+    return LossSums(loss, sums.cross_entropy / 2, sums.correct // 2)
 
 
 def classification_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> LossSums:
@@ -52,19 +77,22 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
     chunk: int | None = None,
 ) -> LossSums:
     """The cross-entropy of F.linear(x, weight, bias) against the targets, a chunk of tokens at a time.
 
     x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) integers, IGNORE_INDEX to skip
+    With `r_drop`, x is (…, 2, dim), the hidden states of two passes, and the loss is that of `r_drop_loss`.
     The gradients are computed in the forward pass, beside the logits, so that these are neither stored nor
     recomputed. Matrices are multiplied in the type of x, or of autocast; softmax and sums are in float32 at
     least.
     """
-    if x.shape[:-1] != targets.shape:
+    expected_shape = (*targets.shape, 2) if r_drop else targets.shape
+    if x.shape[:-1] != expected_shape:
         raise ValueError(
             f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: "
-            "one target is needed for each, (…) beside (…, dim)"
+            f"one target is needed for each, (…) beside (…, {'2, ' if r_drop else ''}dim)"
         )
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must be at least 0 and below 1")
@@ -80,16 +108,19 @@ def linear_cross_entropy(
         torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
         for tensor in (x, weight, bias)
     ]
+    max_logits = MAX_LOGITS.get(device, MAX_LOGITS["cpu"])
+    passes = 2 if r_drop else 1
     tokens_per_chunk = chunk or chunk_size(
-        targets.numel(), weight.shape[0], MAX_LOGITS.get(device, MAX_LOGITS["cpu"])
+        targets.numel(), passes * weight.shape[0], max_logits // (R_DROP_TEMPORARIES if r_drop else 1)
     )
     loss, cross_entropy, correct, *_ = _linear_cross_entropy_op(
         x.flatten(0, -2),
         weight,
         bias,
-        targets.flatten(),
+        targets.flatten() if passes == 1 else targets.flatten().repeat_interleave(passes),
         label_smoothing,
-        tokens_per_chunk,
+        r_drop,
+        passes * tokens_per_chunk,
         compute_dtype,
         needs_grad,
     )
@@ -116,11 +147,15 @@ def loss_and_grads(
     bias: Tensor | None,
     targets: Tensor,
     label_smoothing: float,
+    r_drop: float,
     chunk: int,
     compute_dtype: torch.dtype,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    """(N, dim) against (N,): the three LossSums, and the gradients of x, weight and bias where needed."""
+    """(N, dim) against (N,): the three LossSums, and the gradients of x, weight and bias where needed.
+
+    With `r_drop`, rows 2n and 2n + 1 are two passes over the same token.
+    """
     sum_dtype = accumulation_dtype(compute_dtype)
     target_rows = None
     if not x.is_cuda and bool((targets == IGNORE_INDEX).any()):  # on a GPU this would synchronise
@@ -142,6 +177,7 @@ def loss_and_grads(
             F.linear(hidden_chunk, matrix, cast_bias),
             targets[begin : begin + chunk],
             label_smoothing,
+            r_drop,
             any(needs_grad),
         )
         sums += chunk_sums
@@ -168,8 +204,8 @@ _linear_cross_entropy_op = torch.library.custom_op(
     "keepleft::linear_cross_entropy",
     loss_and_grads,
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, int chunk, "
-    "ScalarType compute_dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, float r_drop, "
+    "int chunk, ScalarType compute_dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -180,6 +216,7 @@ def _(
     bias: Tensor | None,
     targets: Tensor,
     label_smoothing: float,
+    r_drop: float,
     chunk: int,
     compute_dtype: torch.dtype,
     needs_grad: list[bool],
@@ -207,7 +244,7 @@ def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None
         saved * gradient.to(saved.dtype) if needed and gradient is not None else None
         for needed, saved in zip(ctx.needs_grad, ctx.saved_tensors, strict=True)
     ]
-    return (*grads, None, None, None, None, None)
+    return (*grads, None, None, None, None, None, None)
 
 
 _linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_context)
@@ -224,14 +261,39 @@ def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _dispatch_chunk_loss(
-    logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool
+    logits: Tensor, targets: Tensor, label_smoothing: float, r_drop: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """The three LossSums of (n, V) logits, (3,), and their gradient where needed; overwrites the logits."""
+    if r_drop:
+        divergence, divergence_grad = chunk_divergence(logits, targets, needs_grad)
+        sums, grad = _dispatch_chunk_loss(logits, targets, label_smoothing, 0.0, needs_grad)
+        sums = sums / 2
+        sums[0] += r_drop / 4 * divergence
+        return sums, grad.mul_(0.5).add_(divergence_grad, alpha=r_drop / 4) if needs_grad else grad
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
         from keepleft.kernels.cross_entropy import cross_entropy_chunk
 
         return cross_entropy_chunk(logits, targets, label_smoothing, needs_grad), logits
     return chunk_loss(logits, targets, label_smoothing, needs_grad)
+
+
+def chunk_divergence(logits: Tensor, targets: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor]:
+    """The sum of both divergences between rows 2n and 2n + 1 of (2n, V) logits, and its gradient."""
+    sum_dtype = accumulation_dtype(logits.dtype)
+    logprobs = F.log_softmax(logits, -1, dtype=sum_dtype).unflatten(0, (-1, 2))
+    probs = logprobs.exp()
+    log_ratio = logprobs[:, 0] - logprobs[:, 1]
+    forward = torch.linalg.vecdot(probs[:, 0], log_ratio)[:, None]
+    backward = -torch.linalg.vecdot(probs[:, 1], log_ratio)[:, None]
+    is_target = (targets[::2] != IGNORE_INDEX)[:, None]
+    divergence = ((forward + backward) * is_target).sum()
+    if not needs_grad:
+        return divergence, logits
+    grad = logprobs  # its memory is free now
+    grad[:, 0] = (log_ratio - forward + 1).mul_(probs[:, 0]).sub_(probs[:, 1])
+    grad[:, 1] = (-log_ratio - backward + 1).mul_(probs[:, 1]).sub_(probs[:, 0])
+    grad *= is_target[..., None]
+    return divergence, grad.flatten(0, 1).to(logits.dtype)
 
 
 def chunk_loss(

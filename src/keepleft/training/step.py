@@ -246,7 +246,7 @@ def make_step(
     model.to(distributed.device).train()
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
-    module: nn.Module = LossModule(model, recipe.label_smoothing)
+    module: nn.Module = LossModule(model, recipe.label_smoothing, recipe.r_drop)
     if mixed_precision and distributed.strategy != "fsdp":
         module = MixedPrecision(module)
     loss_module: Any = distributed.wrap(module, mixed_precision=mixed_precision)
