@@ -33,6 +33,7 @@ FIXED = {
     "weight_decay": 0.5,
     "max_grad_norm": 0.5,
     "label_smoothing": 0.5,
+    "r_drop": 0.5,
     "ema_decay": 0.5,
     "precision": "float32",
     "seed": 7,

@@ -205,7 +205,8 @@ _linear_cross_entropy_op = torch.library.custom_op(
     loss_and_grads,
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, float r_drop, "
-    "int chunk, ScalarType compute_dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int chunk, ScalarType compute_dtype, bool[] needs_grad) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
