@@ -1,0 +1,142 @@
+"""Make the training data of the shipped translator from Tatoeba's sentence pairs.
+
+    python recipes/translator/prepare.py DATA/tatoeba data/translator
+
+Reads eng-{fra,deu,hin}.{train,dev}.tsv.gz (English, a tab, the other language) and writes {fr,de,hi}.tsv for
+both directions. Added to the pairs as they are, from the training files alone:
+
+- numbers and codes that both sides share become placeholders, and so do some names
+- some names become other names, so that names are copied letter by letter
+- some sentences are joined, so that longer texts are known
+- Hindi, of which there is little, is repeated
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+from keepleft.disk import atomic
+from keepleft.pipelines.placeholders import COPIED, PLACEHOLDERS
+
+Pair = tuple[str, str]
+
+LANGUAGES = {"fr": "fra", "de": "deu", "hi": "hin"}
+REPEATS = {"fr": 1, "de": 1, "hi": 5}
+JOINED = 0.06  # joined texts, as a fraction of all pairs
+MAX_JOINED_WORDS = 36
+RENAMED = 0.35  # of the pairs with a name that both sides share
+MIN_NAME_COUNT = 3
+NAME = re.compile(r"\b[A-Z][a-z]{2,}\b", re.ASCII)
+SYLLABLES = (
+    "an ar bel bo bra cha da del el en es fa fi ga gor ha hel i in is ja jo ka ken la li lo ma mi mor na ne ni no o "
+    "pa per qua ra ri ro sa se son ta ter ti to u va vi wil xa ya yu za zo"
+).split()
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    return [(english.strip(), other.strip()) for english, other in (line.split("\t")[:2] for line in lines)]
+
+
+def shared_names(pairs: list[Pair]) -> list[str]:
+    """Capitalised words that stand on both sides of several pairs, and are no word of the languages."""
+    both, single, lower = Counter(), Counter(), set()
+    for english, other in pairs:
+        names = set(NAME.findall(english))
+        shared = names & set(NAME.findall(other))
+        both.update(shared)
+        single.update(names - shared)
+        lower.update(word for word in re.findall(r"\b[a-z]{3,}\b", english))
+    return sorted(
+        name
+        for name, count in both.items()
+        if count >= MIN_NAME_COUNT and count > 2 * single[name] and name.lower() not in lower
+    )
+
+
+def placeholder_pair(pair: Pair, rng: random.Random) -> Pair:
+    """The pair with placeholders for what stands once on each side."""
+    english, other = pair
+    characters = iter(rng.sample(PLACEHOLDERS, len(PLACEHOLDERS)))
+    for copied in dict.fromkeys(COPIED.findall(english)):
+        if english.count(copied) == 1 == other.count(copied) and copied in COPIED.findall(other):
+            character = next(characters, None)
+            if character is None:
+                break
+            english, other = english.replace(copied, character), other.replace(copied, character)
+    return english, other
+
+
+def renamed_pair(pair: Pair, names: set[str], name_list: list[str], rng: random.Random) -> Pair | None:
+    """The pair with another name, an invented one or a placeholder, for one that both sides share."""
+    english, other = pair
+    candidates = [
+        name
+        for name in NAME.findall(english)
+        if name in names and len(re.findall(rf"\b{name}\b", other)) == english.count(name) == 1
+    ]
+    if not candidates:
+        return None
+    draw = rng.random()
+    if draw < 0.4:
+        new_name = rng.choice(name_list)
+    elif draw < 0.75:
+        new_name = "".join(rng.choices(SYLLABLES, k=rng.randint(2, 4))).capitalize()
+    else:
+        new_name = rng.choice(PLACEHOLDERS)
+    name = rng.choice(candidates)
+    return re.sub(rf"\b{name}\b", new_name, english), re.sub(rf"\b{name}\b", new_name, other)
+
+
+def joined_pairs(pairs: list[Pair], count: int, rng: random.Random) -> list[Pair]:
+    out = []
+    for _ in range(count):
+        parts = [rng.choice(pairs) for _ in range(rng.randint(2, 4))]
+        while sum(len(english.split()) for english, _ in parts) > MAX_JOINED_WORDS:
+            parts.pop()
+        if len(parts) > 1:
+            out.append((" ".join(part[0] for part in parts), " ".join(part[1] for part in parts)))
+    return out
+
+
+def augment(pairs: list[Pair], language: str, rng: random.Random) -> list[Pair]:
+    """The pairs and what is made from them, in random order."""
+    names = shared_names(pairs)
+    plain = [placeholder_pair(pair, rng) for pair in pairs]
+    out = plain * REPEATS[language]
+    for pair in plain:
+        if rng.random() < RENAMED and (renamed := renamed_pair(pair, set(names), names, rng)) is not None:
+            out.append(renamed)
+    out += joined_pairs(plain, round(JOINED * len(out)), rng)
+    rng.shuffle(out)
+    return out
+
+
+def write_pairs(path: Path, pairs: list[Pair]) -> None:
+    atomic.write_text(path, "".join(f"{source}\t{target}\n" for source, target in pairs))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tatoeba", type=Path, help="the folder with eng-fra.train.tsv.gz and the others")
+    parser.add_argument("out", type=Path, help="the folder for fr.tsv, de.tsv, hi.tsv")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for language, code in LANGUAGES.items():
+        rng = random.Random(language)
+        pairs = augment(read_pairs(options.tatoeba / f"eng-{code}.train.tsv.gz"), language, rng)
+        write_pairs(options.out / f"{language}.tsv", pairs)
+        dev = [placeholder_pair(pair, rng) for pair in read_pairs(options.tatoeba / f"eng-{code}.dev.tsv.gz")]
+        write_pairs(options.out / f"{language}.dev.tsv", dev)
+        print(f"{language}: {len(pairs):,} pairs, {len(dev):,} for validation")
+
+
+if __name__ == "__main__":
+    main()
