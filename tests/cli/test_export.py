@@ -12,7 +12,7 @@ from keepleft.cli import main
 from keepleft.data.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-OUT = {"ctranslate2": "out", "onnx": "out.onnx", "hf": "out", "gguf": "out.gguf"}
+OUT = {"ctranslate2": "out", "onnx": "out.onnx", "hf": "out", "int8": "out", "gguf": "out.gguf"}
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,13 @@ def export(
     no_verify: bool = False,
     json: bool = False,
 ) -> int:
-    """Export a model to ctranslate2, onnx, hf or gguf, and verify that it gives the same output there.
+    """Export a model to ctranslate2, onnx, hf, int8 or gguf, and verify that it gives the same output there.
 
     Args:
         model: a model directory, a GGUF file, or a name on the Hugging Face hub
         to: ctranslate2 (a folder, for encoder-decoders and decoders), onnx (a file, for all), hf (a folder
-            that transformers reads) or gguf (a file for llama.cpp, for the LLaMA family)
+            that transformers reads), int8 (a folder for keepleft, a quarter of the size) or gguf (a file for
+            llama.cpp, for the LLaMA family)
         out: the folder or file to write
         quantization: data type of the weights for ctranslate2: int8, int16 or float16; float32 if not given
         dtype: data type of the weights for gguf: f32, f16, bf16 or q8_0; f16 if not given

@@ -18,7 +18,7 @@ COPIED = re.compile(
   | (?<![\w@#/])[@\#]\w+                                # a handle or a hashtag
   | \b(?:[a-z0-9-]+\.)+(?:com|org|net|edu|io|fr|de|in)\b(?:/\S*[^\s.,;:!?])?   # a host name
   | \b[A-Za-z][A-Za-z_-]*\d[A-Za-z0-9_-]*\b               # a code: A380
-  | (?<![\w.,:/-])\d{2,}(?![\w%°€$£/-]|[.,:]\d)         # a whole number of two digits or more, not 10,000 or 10:30
+  | (?<![\w.,:/-])\d{2,}(?![\w%°€$£/-]|[.,:]\d)         # a number of two digits or more; not 10,000 or 10:30
     """,
     re.VERBOSE | re.ASCII,
 )

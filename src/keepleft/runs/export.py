@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from keepleft.runs.parity import Check
     from keepleft.weights.model_directory import AnyModel
 
-ExportFormat = Literal["ctranslate2", "onnx", "hf", "gguf"]
+ExportFormat = Literal["ctranslate2", "onnx", "hf", "int8", "gguf"]
 Quantization = Literal["int8", "int16", "float16"]
 GGUFDtype = Literal["f32", "f16", "bf16", "q8_0"]
 
@@ -62,11 +62,11 @@ def write(
     dtype: str | None = None,
 ) -> None:
     """Write the file or folder of a format."""
-    if to == "hf":
+    if to in ("hf", "int8"):
         from keepleft.weights.model_directory import save
 
         with atomic.atomic_folder(out) as partial_folder:
-            save(model, tokenizer, partial_folder)
+            save(model, tokenizer, partial_folder, int8=to == "int8")
     elif to == "onnx":
         from keepleft.weights import to_onnx
 
@@ -98,6 +98,8 @@ def verify(
     tokens = None if text is None or tokenizer is None else tokenizer.encode(text).ids
     if to == "hf":
         yield from parity.hugging_face(model, out, tokens)
+    elif to == "int8":
+        yield from parity.int8_directory(model, out, tokens)
     elif to == "onnx":
         yield from parity.onnx(model, out)
     elif to == "ctranslate2":

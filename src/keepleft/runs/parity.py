@@ -127,6 +127,20 @@ def hugging_face(model: AnyModel, folder: Path, user_tokens: list[int] | None) -
     yield compare_outputs(what, _flatten(ours), _flatten(theirs))
 
 
+def int8_directory(model: AnyModel, folder: Path, user_tokens: list[int] | None) -> Iterator[Check]:
+    """Compare with the directory as we read it: its matrices are rounded."""
+    from keepleft.weights.model_directory import load
+
+    reloaded, _ = load(folder)
+    with torch.no_grad():
+        inputs = [(torch.tensor([tokens]),) for tokens in sample_sequences(model, user_tokens)]
+        if isinstance(model, EncoderDecoder):
+            source = torch.tensor([sample_sequences(model, None, source=True)[0]])
+            inputs = [(source, *tokens) for tokens in inputs]
+        ours, theirs = (_flatten([network(*args) for args in inputs]) for network in (model, reloaded))
+    yield compare_outputs("scores, read back from int8", ours, theirs, "int8")
+
+
 def onnx(model: AnyModel, path: Path) -> Iterator[Check]:
     """Compare with onnxruntime, at two shapes other than the exported one.
 
