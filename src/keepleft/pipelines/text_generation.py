@@ -54,12 +54,16 @@ class GenerationResult(Completion):
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding."""
+    """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding.
+
+    `tag`, such as <2fr>, goes before each text unless another is given.
+    """
 
     model: GenerativeModel
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer | None = None
     draft_model: GenerativeModel | None = None
+    tag: str | None = None
 
     @property
     def input_tokenizer(self) -> Tokenizer:
@@ -76,6 +80,7 @@ class TextGenerator:
 
     def prompt(self, text: str, tag: str | None) -> str | list[int]:
         """The text, or its tokens where a tag (such as <2fr>) precedes it. An unknown tag is a ValueError."""
+        tag = tag or self.tag
         return text if tag is None else [self.tag_token(tag), *encode_text(self.input_tokenizer, text)]
 
     def tag_token(self, tag: str) -> int:
@@ -297,7 +302,7 @@ def options_slice(options: GenerationConfig, first: int, count: int) -> Generati
 
 
 def load_generator(
-    model_path: str, *, dtype: str = "float32", device: str | None = None, draft_path: str | None = None
+    model_path: str, *, dtype: str | None = None, device: str | None = None, draft_path: str | None = None
 ) -> TextGenerator:
     """Load a model directory for generation. Raises ValueError for an encoder."""
     loaded = load_for_inference(model_path, dtype=dtype, device=device)

@@ -7,10 +7,10 @@ between them stay. What is to be copied is protected by placeholders, if the mod
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.disk.encode_text import encode_text
@@ -25,7 +25,9 @@ MAX_SENTENCE_WORDS = 30  # longer sentences are cut into clauses
 _TAG = re.compile(r"<2(\w+)>")
 LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"}
 # invisible characters that web pages have and training texts have not, and typographic apostrophes
-_CHARACTERS = str.maketrans({"\u200b": None, "\u200c": None, "\u00ad": None, "\ufeff": None, "\u00a0": " ", "\u202f": " ", "’": "'"})
+_CHARACTERS = str.maketrans(
+    {**dict.fromkeys("\u200b\u00ad\ufeff"), **dict.fromkeys("\u00a0\u202f", " "), "’": "'"}
+)
 
 
 class TextPart(NamedTuple):
@@ -43,7 +45,7 @@ def target_languages(tokenizer: Tokenizer) -> dict[str, str]:
 
 def knows_placeholders(tokenizer: Tokenizer) -> bool:
     """Whether placeholders are tokens of their own, as they are where a model was trained with them."""
-    return all(len(encode_text(tokenizer, f"{mark}")) == 1 for mark in PLACEHOLDERS)
+    return all(len(encode_text(tokenizer, mark, add_special_tokens=False)) == 1 for mark in PLACEHOLDERS)
 
 
 def split_text(text: str) -> list[TextPart]:
@@ -70,54 +72,87 @@ def _parts(clause: Sentence) -> list[TextPart]:
     ]
 
 
-@dataclass(frozen=True)
 class Translator:
-    """A text generator with language tags."""
+    """A text generator that writes one language: `to` is its code, such as fr.
 
-    generator: TextGenerator
+    Raises ValueError if the model does not write that language.
+    """
 
-    @cached_property
-    def languages(self) -> dict[str, str]:
-        return target_languages(self.generator.input_tokenizer)
-
-    @cached_property
-    def uses_placeholders(self) -> bool:
-        return knows_placeholders(self.generator.input_tokenizer)
-
-    def tag(self, language: str) -> str:
-        """The tag of a language. Raises ValueError, with those that there are."""
-        if language.lower() not in self.languages:
-            known = ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in self.languages)
+    def __init__(self, generator: TextGenerator, to: str) -> None:
+        languages = target_languages(generator.input_tokenizer)
+        if to.lower() not in languages:
+            known = ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in languages)
             raise ValueError(
-                f"this model does not write {language!r}: "
-                + (f"there are {known}" if known else "it has one target language; leave --to out")
+                f"this model does not write {to!r}: "
+                + (f"there are {known}" if known else "it has no language tags, so leave --to out")
             )
-        return self.languages[language.lower()]
+        self.generator = replace(generator, tag=languages[to.lower()])
+        self.uses_placeholders = knows_placeholders(generator.input_tokenizer)
 
-    def translate(self, texts: Sequence[str], to: str, options: GenerationConfig) -> list[str]:
-        """The translation of each text; blank ones stay as they are."""
-        tag = self.tag(to)
-        parts = [split_text(text) for text in texts]
-        sentences = list(dict.fromkeys(part.text for text_parts in parts for part in text_parts if part.is_sentence))
-        translations = dict(zip(sentences, self._translate_sentences(sentences, tag, options), strict=True))
+    def resolve(self, options: GenerationConfig) -> GenerationConfig:
+        return self.generator.resolve(options)
+
+    def generate(
+        self, texts: Sequence[str], options: GenerationConfig, **details: Any
+    ) -> list[list[GenerationResult]]:
+        """The translations of each text, best first; blank texts stay as they are.
+
+        `details` are those of `TextGenerator.generate`. Where they, or several translations, are asked for, a
+        text is translated as a whole and not sentence by sentence.
+        """
+        whole = options.num_sequences > 1 or any(value for value in details.values())
+        parts = [[TextPart(text, bool(text.strip()))] if whole else split_text(text) for text in texts]
+        sentences = list(dict.fromkeys(part.text for row in parts for part in row if part.is_sentence))
+        results = dict(zip(sentences, self._translate(sentences, options, details), strict=True))
         return [
-            "".join(translations[part.text] if part.is_sentence else part.text for part in text_parts)
-            for text_parts in parts
+            results[row[0].text]
+            if len(row) == 1 and row[0].is_sentence
+            else [_join([results[part.text][0] if part.is_sentence else part.text for part in row])]
+            for row in parts
         ]
 
-    def _translate_sentences(self, sentences: Sequence[str], tag: str, options: GenerationConfig) -> list[str]:
-        protected = [self.protect(sentence) for sentence in sentences]
-        out = [
-            restore(source, result.text)
-            for source, result in zip(protected, self._generate([source.text for source in protected], tag, options), strict=True)
-        ]
-        ...
-        return out
+    def stream(self, text: str, options: GenerationConfig) -> Iterator[str]:
+        """The translation of one text, sentence by sentence."""
+        for part in split_text(text):
+            yield self._translate([part.text], options, {})[0][0].text if part.is_sentence else part.text
+
+    def plot(self, path: Path, text: str, options: GenerationConfig) -> Path:
+        return self.generator.plot(path, text, options)
 
     def protect(self, sentence: str) -> ProtectedText:
         """The sentence as the model wants it."""
         text = sentence.translate(_CHARACTERS)
         return protect(text) if self.uses_placeholders else ProtectedText(text, ())
 
-    def _generate(self, texts: Sequence[str], tag: str, options: GenerationConfig) -> list[GenerationResult]:
-        return [results[0] for results in self.generator.generate(texts, options, tag=tag)] if texts else []
+    def _translate(
+        self, sentences: Sequence[str], options: GenerationConfig, details: dict[str, Any]
+    ) -> list[list[GenerationResult]]:
+        """Translate sentences; those that lost a placeholder once more, without."""
+        protected = [self.protect(sentence) for sentence in sentences]
+        out = self._generate(protected, options, details)
+        retried = [n for n, source in enumerate(protected) if not is_complete(source, out[n][0].text)]
+        plain = [ProtectedText(restore(protected[n], protected[n].text), ()) for n in retried]
+        for n, source, results in zip(retried, plain, self._generate(plain, options, details), strict=True):
+            protected[n], out[n] = source, results
+        return [
+            [replace(result, text=restore(source, result.text)) for result in results]
+            for source, results in zip(protected, out, strict=True)
+        ]
+
+    def _generate(
+        self, sources: Sequence[ProtectedText], options: GenerationConfig, details: dict[str, Any]
+    ) -> list[list[GenerationResult]]:
+        texts = [source.text for source in sources]
+        return self.generator.generate(texts, options, **details) if texts else []
+
+
+def _join(parts: Sequence[GenerationResult | str]) -> GenerationResult:
+    """One result from those of the sentences and what stands between them."""
+    results = [part for part in parts if isinstance(part, GenerationResult)]
+    return GenerationResult(
+        "".join(part if isinstance(part, str) else part.text for part in parts),
+        [token for result in results for token in result.tokens],
+        sum(result.score for result in results),
+        all(result.ended for result in results),
+        [token for result in results for token in result.prompt],
+    )

@@ -133,7 +133,9 @@ def int8_directory(model: AnyModel, folder: Path, user_tokens: list[int] | None)
 
     reloaded, _ = load(folder)
     with torch.no_grad():
-        inputs = [(torch.tensor([tokens]),) for tokens in sample_sequences(model, user_tokens)]
+        inputs: list[tuple[Tensor, ...]] = [
+            (torch.tensor([tokens]),) for tokens in sample_sequences(model, user_tokens)
+        ]
         if isinstance(model, EncoderDecoder):
             source = torch.tensor([sample_sequences(model, None, source=True)[0]])
             inputs = [(source, *tokens) for tokens in inputs]

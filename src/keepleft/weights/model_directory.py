@@ -75,6 +75,13 @@ def load(
     return model, read_tokenizer(folder) if exists_in(folder, TOKENIZER_FILE) else None
 
 
+def is_stored_as_int8(path: Path) -> bool:
+    """Whether the weights of a model directory are int8; those of a GGUF file are not asked."""
+    return path.is_dir() and is_int8(
+        _read_json(path, safetensors.CONFIG_FILE), str(path / safetensors.CONFIG_FILE)
+    )
+
+
 def load_weights(
     design: Design,
     rules: list[Rule],
