@@ -58,7 +58,8 @@ def materialize(
     model: Encoder | Decoder | EncoderDecoder, device: str | torch.device
 ) -> Encoder | Decoder | EncoderDecoder:
     """Move a model from device 'meta' to a real one; weights are uninitialised, buffers zero."""
-    model.to_empty(device=device)
+    # as to_empty() does, but its empty_like() of a meta tensor imports sympy, which takes most of a second
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
     for buffer in model.buffers():
         buffer.zero_()
     return model
