@@ -7,7 +7,7 @@ export interface Token {
 }
 
 export type Family = "encoder" | "decoder" | "encoder-decoder";
-export type View = "attention" | "decoding" | "masks" | "leaks" | "training" | "server";
+export type View = "translate" | "attention" | "decoding" | "masks" | "leaks" | "training" | "server";
 export type AttentionKind = "self" | "masked" | "cross";
 export type Side = "text" | "source";
 /** One head, the mean of all heads, or the attention rollout up to a layer. */
@@ -28,6 +28,7 @@ export interface ModelInfo {
   max_positions: number | null;
   attentions: { name: string; kind: AttentionKind; layers: number; heads: number; mask: string }[];
   views: View[];
+  languages: Record<string, string>; // that a multilingual translator writes: names by code
   example: Texts;
   version: string;
 }
@@ -126,6 +127,22 @@ export interface MaskParams {
   length: number;
   padding: { left: number; right: number };
   packing: number[];
+}
+
+export interface TranslateParams {
+  text: string;
+  to: string;
+}
+
+export interface TranslatedSentence {
+  source: string;
+  target: string;
+  input: string; // the sentence with its language tag, for the other views
+}
+
+export interface TranslateAnswer {
+  text: string;
+  sentences: TranslatedSentence[];
 }
 
 export interface MaskAnswer {
@@ -333,6 +350,7 @@ export interface QuestionTypes {
     AlignmentAnswer,
   ];
   mask: [MaskParams, MaskAnswer];
+  translate: [TranslateParams, TranslateAnswer];
   audit: [{ wait: boolean }, AuditAnswer];
   unmasked: [Texts, UnmaskedAnswer];
   runs: [Record<string, never>, { runs: RunInfo[] }];

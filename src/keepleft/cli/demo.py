@@ -10,6 +10,13 @@ if TYPE_CHECKING:
 SOURCE = ("Je", "suis", "heureux")
 TARGET = ("I", "am", "happy")
 SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
+TRANSLATIONS = (  # language to write, and text
+    ("fr", "Where is the station?"),
+    ("de", "We arrived late because of the rain."),
+    ("hi", "What is your name?"),
+    ("en", "Je n'ai pas assez d'argent."),
+    ("en", "Warum bist du gestern nicht gekommen?"),
+)
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
 
@@ -19,7 +26,7 @@ def demo(
     out: str = "out/demo",
     phrases: str | None = None,
 ) -> int:
-    """See masks and the three attentions, train a translator in a minute or two, and look inside it.
+    """See a translator at work, masks and the three attentions, and train a translator in a minute or two.
 
     Args:
         prompt: the text that an installed model continues, if there is one (in a clone, make weights)
@@ -30,6 +37,7 @@ def demo(
     """
     if phrases is not None:
         return write_phrases(phrases)
+    show_shipped_translator()
     show_masks()
     show_attentions()
     show_models()
@@ -44,6 +52,28 @@ def demo(
     return 0 if success else 1
 
 
+def show_shipped_translator() -> None:
+    """Real translations, by the model that comes with the program."""
+    from keepleft.cli.translate import shipped_translator
+    from keepleft.decoding.generation_config import GenerationConfig
+
+    print_heading("1. A translator at work, from its KV cache: the model that comes with keepleft")
+    try:
+        path = shipped_translator()
+    except ValueError as error:
+        print(f"{str(error)[0].upper()}{str(error)[1:]}.")
+        return
+    from keepleft.pipelines.text_generation import load_generator
+    from keepleft.pipelines.translator import LANGUAGE_NAMES, Translator
+
+    generator = load_generator(path)
+    for to, text in TRANSLATIONS:
+        translator = Translator(generator, to)
+        ((result,),) = translator.generate([text], translator.resolve(GenerationConfig()))
+        print(f"  {text:44} → {LANGUAGE_NAMES[to]:8} {result.text}")
+    print('Try your own: keepleft translate "How are you?" --to fr')
+
+
 def print_heading(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if _is_terminal() else f"\n{text}")
 
@@ -52,7 +82,7 @@ def show_masks() -> None:
     import keepleft as kl
 
     print_heading(
-        "1. A mask says who may look at whom: ■ may look, · may not (rows are queries, columns are keys)"
+        "2. A mask says who may look at whom: ■ may look, · may not (rows are queries, columns are keys)"
     )
     texts = ["causal", "causal & window(3)", "causal & window(3) | prefix(1)", "causal | block(3)"]
     pictures = [kl.draw(kl.parse_mask(text), 6).splitlines() for text in texts]
@@ -69,7 +99,7 @@ def show_attentions() -> None:
     import keepleft as kl
 
     print_heading(
-        "2. The three attentions, on the same scores: softmax over visible keys, exactly 0 elsewhere"
+        "3. The three attentions, on the same scores: softmax over visible keys, exactly 0 elsewhere"
     )
     scores = torch.tensor(SCORES)[None, None]
     zeros = torch.zeros(1, 1, 3, 3)
@@ -91,7 +121,7 @@ def show_models() -> None:
     import keepleft as kl
 
     print_heading(
-        "3. Every model family, as data: its published size, and a small one of the same design at work"
+        "4. Every model family, as data: its published size, and a small one of the same design at work"
     )
     for name in FAMILIES:
         design = getattr(kl.presets, name)
@@ -135,7 +165,7 @@ def show_translator(steps: int, out: str) -> bool:
     from keepleft.demo import translator as demo_translator
 
     print_heading(
-        "4. A translator from scratch: English to French and Hindi, one model, on phrases that the program "
+        "5. A translator from scratch: English to French and Hindi, one model, on phrases that the program "
         "makes up itself"
     )
     task = demo_translator.prepare_demo()
@@ -192,7 +222,7 @@ def show_continuation(prompt: str) -> None:
     import keepleft as kl
     from keepleft.cli.paths import installed_weights
 
-    print_heading("5. Real weights")
+    print_heading("6. A published model")
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
         print(

@@ -11,6 +11,7 @@ import { MasksView } from "../views/masks/view.tsx";
 import { ServerMonitor } from "../views/server/monitor.ts";
 import { ServerView } from "../views/server/view.tsx";
 import { TrainingView } from "../views/training/view.tsx";
+import { TranslateView } from "../views/translate/view.tsx";
 import { ExplorerContext, type ExplorerContextValue } from "./hooks.ts";
 import { isTyping, ShortcutDialog } from "./shortcuts.tsx";
 import { Tabs } from "./tabs.tsx";
@@ -20,6 +21,7 @@ import type { UrlState } from "./urlState.ts";
 type ModelView = Exclude<View, "server">;
 
 const VIEWS: Record<ModelView, { component: () => preact.JSX.Element; questions: Question[] }> = {
+  translate: { component: TranslateView, questions: ["translate"] },
   attention: { component: AttentionView, questions: ["attention"] },
   decoding: { component: DecodingView, questions: ["next_token", "beam"] },
   masks: { component: MasksView, questions: ["mask"] },

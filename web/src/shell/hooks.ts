@@ -96,3 +96,13 @@ export function useQuery<Q extends Question>(question: Q, params: Params<Q> | nu
   }, [transport, question, paramsJson]);
   return state;
 }
+
+/** A value, once it has not changed for so many milliseconds. */
+export function useDebounced<T>(value: T, milliseconds: number): T {
+  const [debounced, setDebounced] = useState(value);
+  useEffect(() => {
+    const timer = window.setTimeout(() => setDebounced(value), milliseconds);
+    return () => window.clearTimeout(timer);
+  }, [value, milliseconds]);
+  return debounced;
+}

@@ -4,6 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import type { View } from "../api.ts";
 
 export const VIEW_TITLES: Record<View, string> = {
+  translate: "Translate",
   attention: "Attention",
   decoding: "Decoding",
   masks: "Masks",

@@ -27,6 +27,7 @@ from keepleft.serving.explorer import (
     model_info,
     next_token,
     run_log,
+    translate,
     unmasked,
 )
 from keepleft.serving.explorer.audit import BackgroundAudit
@@ -195,6 +196,7 @@ QUESTIONS: dict[str, Question] = {
     "beam": Question(
         beam_tree.beam_tree, "text source num_beams max_new_tokens length_penalty early_stopping"
     ),
+    "translate": Question(translate.translate, "text to"),
     "alignment": Question(attention.alignment, "source tokens layer head"),
     "mask": Question(masks.mask, "expression length padding packing"),
     "audit": Question(audit.audit_status, "wait"),

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from keepleft import __version__
 from keepleft.models.build import count_parameters
+from keepleft.pipelines.translator import target_languages
 from keepleft.serving.explorer.attention import attention_kind
 from keepleft.serving.explorer.audit import not_auditable_reason
 from keepleft.serving.explorer.params import Params
+from keepleft.serving.explorer.translate import language_names
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
@@ -45,6 +47,7 @@ def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
             if stack is not None
         ],
         "views": available_views(explorer),
+        "languages": language_names(explorer),
         "example": explorer.example,
         "version": __version__,
     }
@@ -53,6 +56,7 @@ def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
 def available_views(explorer: Explorer) -> list[str]:
     """The views that have something to show."""
     availability = {
+        "translate": bool(language_names(explorer)),
         "attention": True,
         "decoding": explorer.is_generative,
         "masks": True,
@@ -66,9 +70,6 @@ def example(explorer: Explorer) -> dict[str, str]:
     """The first text to show. Where the tokenizer has language tags, the source starts with one."""
     if not explorer.generator.is_encoder_decoder:
         return {"text": EXAMPLE_TEXT}
-    language_tags = sorted(
-        token
-        for token in explorer.generator.input_tokenizer.get_vocab()
-        if token.startswith("<2") and token.endswith(">")
-    )
-    return {"text": "", "source": f"{language_tags[0]} {EXAMPLE_SOURCE}" if language_tags else EXAMPLE_SOURCE}
+    tags = target_languages(explorer.generator.input_tokenizer)
+    tag = next((tag for code, tag in sorted(tags.items()) if code != "en"), None)
+    return {"text": "", "source": EXAMPLE_SOURCE if tag is None else f"{tag} {EXAMPLE_SOURCE}"}

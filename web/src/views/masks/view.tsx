@@ -7,7 +7,7 @@ import { MapCanvas } from "../../components/mapCanvas.tsx";
 import { InMemoryMap } from "../../map/inMemoryMap.ts";
 import { positionLabels } from "../../map/labels.ts";
 import type { CellPosition } from "../../map/matrix.ts";
-import { useQuery, useUrlParam } from "../../shell/hooks.ts";
+import { useDebounced, useQuery, useUrlParam } from "../../shell/hooks.ts";
 import { Store, useStore } from "../../store.ts";
 import { BitMatrix } from "../../wire.ts";
 import { EXAMPLE_LENGTH, EXAMPLES } from "./examples.ts";
@@ -27,6 +27,7 @@ export function MasksView() {
       () => ({ expression, length, padding, packing: parseLengths(packingText) }),
       [expression, length, padding, packingText],
     ),
+    DEBOUNCE_MS,
   );
   const { answer, error, isLoading } = useQuery("mask", params.expression.trim() === "" ? null : params);
   return (
@@ -182,11 +183,3 @@ function MaskResult({ answer, params, isStale }: MaskResultProps) {
 }
 
 /** The value, once it has not changed for a moment. */
-function useDebounced<T>(value: T): T {
-  const [debounced, setDebounced] = useState(value);
-  useEffect(() => {
-    const timer = window.setTimeout(() => setDebounced(value), DEBOUNCE_MS);
-    return () => window.clearTimeout(timer);
-  }, [value]);
-  return debounced;
-}

@@ -1,0 +1,46 @@
+"""Question that translates a text, sentence by sentence, with a model of several languages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.pipelines.translator import LANGUAGE_NAMES, Translator, split_text, target_languages
+from keepleft.serving.explorer.params import Params
+
+if TYPE_CHECKING:
+    from keepleft.serving.explorer.explorer import Explorer
+
+MAX_TRANSLATED_CHARACTERS = 5_000
+
+
+def language_names(explorer: Explorer) -> dict[str, str]:
+    """The languages that the model writes, by code; empty for a model without language tags."""
+    if not (explorer.is_generative and explorer.generator.is_encoder_decoder):
+        return {}
+    codes = target_languages(explorer.generator.input_tokenizer)
+    return {code: LANGUAGE_NAMES.get(code, code) for code in codes}
+
+
+def translate(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """The translation of a text, and the sentences that it was put together from."""
+    to = params.choice("to", list(language_names(explorer)))
+    text = params.text("text", max_characters=MAX_TRANSLATED_CHARACTERS)
+    translator = Translator(explorer.generator, to)
+    parts = split_text(text)
+    sources = list(dict.fromkeys(part.text for part in parts if part.is_sentence))
+    options = translator.resolve(GenerationConfig())
+    targets = {source: translator.generate([source], options)[0][0].text for source in sources}
+    return {
+        "text": "".join(
+            targets.get(part.text, part.text) if part.is_sentence else part.text for part in parts
+        ),
+        "sentences": [
+            {
+                "source": source,
+                "target": target,
+                "input": f"{translator.generator.tag} {translator.protect(source).text}",
+            }
+            for source, target in targets.items()
+        ],
+    }
