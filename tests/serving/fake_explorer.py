@@ -28,7 +28,7 @@ from serving.fake_answers import (
 
 LAYERS, HEADS = 3, 4
 QUESTIONS = """model_info attention overview tile token_attention head_stats next_token vocabulary token_texts
-               continue_text beam alignment mask audit unmasked runs run compare""".split()
+               continue_text beam translate alignment mask audit unmasked runs run compare""".split()
 
 
 class RefusedError(Exception):
@@ -43,7 +43,13 @@ class RefusedError(Exception):
 class FakeExplorer:
     """Answers in the shapes of `Explorer.ask`, and records the questions."""
 
-    def __init__(self, family: str = "encoder-decoder", example: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        family: str = "encoder-decoder",
+        example: dict[str, str] | None = None,
+        languages: dict[str, str] | None = None,
+    ) -> None:
+        self.languages = languages or {}
         self.is_encoder_decoder = family == "encoder-decoder"
         self.family = family
         self.example = example or (
@@ -67,6 +73,7 @@ class FakeExplorer:
             self.family
         ]
         views = ["attention", "masks", "leaks", "training"] + ["decoding"] * (self.family != "encoder")
+        views += ["translate"] * bool(self.languages)
         return {
             "name": "fake",
             "family": self.family,
@@ -84,9 +91,16 @@ class FakeExplorer:
                 }
                 for name in names
             ],
-            "views": sorted(views, key="attention decoding masks leaks training".split().index),
+            "views": sorted(views, key="translate attention decoding masks leaks training".split().index),
+            "languages": self.languages,
             "example": self.example,
             "version": "0",
+        }
+
+    def translate(self, text: str, to: str) -> dict[str, Any]:
+        return {
+            "text": text.upper(),
+            "sentences": [{"source": text, "target": text.upper(), "input": f"<2{to}> {text}"}],
         }
 
     # attention

@@ -43,6 +43,7 @@ SHAPES = {
         "max_positions": (int, type(None)),
         "attentions": [{"name": str, "kind": str, "layers": int, "heads": int, "mask": str}],
         "views": [str],
+        "languages": dict,
         "example": dict,
         "version": str,
     },
@@ -102,6 +103,7 @@ SHAPES = {
         "finished": [{"tokens": [TOKEN], "score": NUMBER, "step": int}],
         "best": {"tokens": [TOKEN], "score": NUMBER},
     },
+    "translate": {"text": str, "sentences": [{"source": str, "target": str, "input": str}]},
     "alignment": {"source": [TOKEN], "target": [TOKEN], "weights_u8": str, "rows": int, "columns": int},
     "mask": {
         "mask": str,

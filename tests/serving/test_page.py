@@ -197,3 +197,15 @@ def test_an_error_is_one_line_where_it_belongs(visit):
 def test_a_narrow_window_is_wide_enough(visit, view):
     page = visit(FakeExplorer(), f"#view={view}", width=360, wait=VIEWS[view])
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+
+
+def test_a_translator_translates_as_one_types_and_opens_a_sentence_in_the_other_views(visit):
+    explorer = FakeExplorer(languages={"de": "German", "fr": "French"})
+    page = visit(explorer)
+    assert page.locator("[role=tab]").first.inner_text().startswith("Translate")
+    page.get_by_label("Text").fill("the sea")
+    page.wait_for_selector("output:text-is('THE SEA')")
+    page.get_by_role("button", name="French").click()
+    wait_until(lambda: params_of(explorer, "translate")[-1] == {"text": "the sea", "to": "fr"})
+    page.get_by_role("button", name="Attention").click()
+    wait_until(lambda: "<2fr> the sea" in [params["source"] for params in params_of(explorer, "attention")])

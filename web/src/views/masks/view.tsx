@@ -1,6 +1,6 @@
 /** The masks view: a mask expression with padding and packing, drawn as you type; its cost and faults. */
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { MaskAnswer, MaskParams } from "../../api.ts";
 import { NumberField, Slider } from "../../components/controls.tsx";
 import { MapCanvas } from "../../components/mapCanvas.tsx";
