@@ -16,13 +16,15 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.doctor import doctor
     from keepleft.cli.eval import evaluate_model
     from keepleft.cli.export import export
-    from keepleft.cli.generate import generate_text, summarize, translate
+    from keepleft.cli.generate import generate_text
     from keepleft.cli.parser import build_parser, command_arguments, normalise_arguments
     from keepleft.cli.predict import classify, fill, score
     from keepleft.cli.serve import serve
     from keepleft.cli.show import show
+    from keepleft.cli.summarize import summarize
     from keepleft.cli.threads import configure_threads
     from keepleft.cli.train import train_model
+    from keepleft.cli.translate import translate
 
     commands: dict[str, Callable[..., int]] = {
         "demo": demo,
