@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -67,8 +67,12 @@ def generate_texts(
     default_batch_size: int = 32,
     tag: str | None = None,
     alignments: bool = False,
+    prepare: Callable[[TextGenerator], TextGenerator] = lambda generator: generator,
 ) -> int:
-    """Load a model and print what it makes of the texts; without texts, of the lines of --input or stdin."""
+    """Load a model and print what it makes of the texts; without texts, of the lines of --input or stdin.
+
+    `prepare`: what the command changes about the model before it generates.
+    """
     from keepleft.pipelines.text_generation import load_generator, options_slice
 
     batch_size = default_batch_size if flags.batch_size is None else flags.batch_size
@@ -87,6 +91,7 @@ def generate_texts(
             device=flags.device,
             draft_path=flags.draft_model,
         )
+        generator = prepare(generator)
         options = _with_n_best(generator.resolve(options), flags.n_best)
         first_text = None
         shown_warnings: set[str] = set()

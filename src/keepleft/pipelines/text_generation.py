@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keepleft.data.chat_template import ChatTemplate
 from keepleft.data.fast_encode import encoder
 from keepleft.data.ragged import Ragged
 from keepleft.data.tokenizer import special_tokens
@@ -34,6 +35,7 @@ from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.score import score_tokens
 from keepleft.disk.encode_text import encode_text
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
+from keepleft.pipelines.chat import conversation, require_chat_template, with_answer_limit
 from keepleft.pipelines.loading import load_for_inference
 
 if TYPE_CHECKING:
@@ -54,12 +56,17 @@ class GenerationResult(Completion):
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding."""
+    """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding.
+
+    With a `chat_template`, each text is a message to answer, after the message `system` if there is one.
+    """
 
     model: GenerativeModel
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer | None = None
     draft_model: GenerativeModel | None = None
+    chat_template: ChatTemplate | None = None
+    system: str | None = None
 
     @property
     def input_tokenizer(self) -> Tokenizer:
@@ -72,10 +79,20 @@ class TextGenerator:
 
     def resolve(self, options: GenerationConfig) -> GenerationConfig:
         """The options, completed by the model directory's own."""
-        return resolve_options(self.model, options, {})
+        options = resolve_options(self.model, options, {})
+        return options if self.chat_template is None else with_answer_limit(options)
+
+    def with_chat_template(self, system: str | None = None) -> TextGenerator:
+        """The same for chat messages. Raises ValueError for a model without a chat template."""
+        return replace(self, chat_template=require_chat_template(self.model, self.tokenizer), system=system)
 
     def prompt(self, text: str, tag: str | None) -> str | list[int]:
-        """The text, or its tokens where a tag (such as <2fr>) precedes it. An unknown tag is a ValueError."""
+        """The text, or its tokens where a tag (such as <2fr>) precedes it, or as a chat message.
+
+        Raises ValueError for an unknown tag.
+        """
+        if self.chat_template is not None:
+            return self.chat_template.encode(conversation(text, self.system))
         return text if tag is None else [self.tag_token(tag), *encode_text(self.input_tokenizer, text)]
 
     def tag_token(self, tag: str) -> int:
