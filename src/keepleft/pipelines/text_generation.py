@@ -129,7 +129,7 @@ class TextGenerator:
         prompts = [self.prompt(text, tag) for text in texts]
         if alternatives:
             results = [
-                self._alternatives(prompt, options_slice(options, n, 1), alternatives)
+                self._alternatives(prompt, select_options(options, [n]), alternatives)
                 for n, prompt in enumerate(prompts)
             ]
         else:
@@ -298,19 +298,19 @@ class ForcedFirstTokenProcessor:
         return out
 
 
-def options_slice(options: GenerationConfig, first: int, count: int) -> GenerationConfig:
-    """The options of `count` texts from `first` on, where seed or prefix is a list with one for each text."""
-    sliced: dict[str, Any] = {
-        name: getattr(options, name)[first : first + count]
-        for name in ("seed", "prefix")
-        if isinstance(getattr(options, name), list)
-    }
-    if too_short := [name for name, value in sliced.items() if len(value) != count]:
-        raise ValueError(
-            f"{too_short[0]} has {len(getattr(options, too_short[0]))} values, and there are more texts: "
-            "give one, or one for each"
-        )
-    return replace(options, **sliced)
+def select_options(options: GenerationConfig, indices: Sequence[int]) -> GenerationConfig:
+    """The options of some of the texts, where seed or prefix is a list with one for each text."""
+    selected: dict[str, Any] = {}
+    for name in ("seed", "prefix"):
+        values = getattr(options, name)
+        if not isinstance(values, list):
+            continue
+        if max(indices, default=-1) >= len(values):
+            raise ValueError(
+                f"{name} has {len(values)} values, and there are more texts: give one, or one for each"
+            )
+        selected[name] = [values[n] for n in indices]
+    return replace(options, **selected)
 
 
 def load_generator(

@@ -256,7 +256,7 @@ def _fit_max_tokens(
     service: Service, options: GenerationConfig, row: list[int], prompt_length: int, max_tokens: int | None
 ) -> GenerationConfig:
     """Options whose max_new_tokens fits into max_model_len and the limits."""
-    default_tokens = default_new_tokens(service.model.design, len(row))
+    default_tokens = default_new_tokens(service.model.design, options, len(row))
     requested_tokens = (
         options.resolve_max_new_tokens(prompt_length, default_tokens, None)
         if max_tokens is None
