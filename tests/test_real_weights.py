@@ -53,6 +53,29 @@ def test_smollm2_knows_the_capital_of_france(smollm):
     assert answer.startswith(" Paris")
 
 
+def test_smollm2_answers_a_question_by_its_chat_template(smollm, capsys):
+    from keepleft.cli import main
+
+    assert "Paris" in kl.chat(*smollm, "What is the capital of France?", max_new_tokens=20)
+    question = ["What is the capital of France?", "--max-new-tokens", "20"]
+    assert main(["generate", "SmolLM2-135M-Instruct", *question]) == 0
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_smollm2_reads_a_conversation_as_transformers_do(smollm, peer):
+    model, tokenizer = smollm
+    talk = kl.ChatSession(model, tokenizer, system="Be brief.", max_new_tokens=12)
+    talk.answer("Name a colour. <|im_end|>")  # what users write stays text
+    talk.answer("Another one?")
+    assert talk.stats.reused_tokens > 30
+    talk.load([{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Blue."}])
+    messages = [{"role": "system", "content": "Be brief."}, *talk.messages]
+    expected = peer[1].apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert talk.prompt_tokens() == expected
+
+
 def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weights(smollm, peer, tmp_path):
     model, tokenizer = smollm
     text = "Masked self-attention keeps to the left: 12 tokens, no peeking. मैं ठीक हूँ"

@@ -41,6 +41,7 @@ _HOMES = {
     "nn.feedforward": "FeedForward",
     "nn.norm": "LayerNorm RMSNorm",
     "nn.position": "LearnedPositions LinearRopeScaling Llama3RopeScaling RelativeBias Rotary Sinusoidal",
+    "pipelines.chat": "ChatSession chat",
     "pipelines.evaluation": "evaluate",
     "pipelines.lm_eval": "lm_eval_model",
     "serving.explorer.notebook": "explore",
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
         Rotary,
         Sinusoidal,
     )
+    from keepleft.pipelines.chat import ChatSession, chat
     from keepleft.pipelines.evaluation import evaluate
     from keepleft.pipelines.lm_eval import lm_eval_model
     from keepleft.serving.explorer.notebook import explore

@@ -386,6 +386,74 @@ def test_evaluation_alone_against_a_baseline_and_as_a_quality_gate(
     assert "bits_per_byte" in out
 
 
+@pytest.mark.parametrize("command", ["generate", "translate", "summarize"])
+def test_blank_lines_stay_blank(command, decoder, encoder_decoder, capsys, monkeypatch, tmp_path):
+    model = decoder if command == "generate" else encoder_decoder
+    options = ["--max-new-tokens", "4", "--batch-size", "2"]
+    texts = ["the sea", "", "  ", "\t", "a ship"]
+    _, expected, _ = run(capsys, command, model, "the sea", "a ship", *options)
+    first, last = expected.splitlines()
+    code, out, error = run(
+        capsys, command, model, *options, stdin="\n".join(texts) + "\n\n", monkeypatch=monkeypatch
+    )
+    assert code == 0, error
+    assert out.split("\n") == [first, "", "", "", last, "", ""]
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    code, out, _ = run(capsys, command, model, *options, "--input", str(tmp_path / "in.txt"), "--json")
+    records = list(map(json.loads, out.splitlines()))
+    assert [record["input"] for record in records] == texts
+    assert records[1] == {"input": "", "text": "", "score": 0.0, "tokens": [], "ended": True}
+    _, out, _ = run(capsys, command, model, *options, "--stream", stdin="\na ship\n", monkeypatch=monkeypatch)
+    assert out == f"\n{last}\n"
+    _, out, _ = run(
+        capsys, command, model, *options, "--n-best", "2", stdin="\na ship\n", monkeypatch=monkeypatch
+    )
+    assert [line.split(" ||| ")[0] for line in out.splitlines()] == ["0", "1", "1"]
+    assert run(capsys, command, model, *options, stdin="\n", monkeypatch=monkeypatch)[:2] == (0, "\n")
+
+
+def test_a_blank_argument_is_a_prompt_for_a_decoder_alone(decoder, encoder_decoder, capsys):
+    assert run(capsys, "translate", encoder_decoder, "", "--alignments")[1] == "\t\n"
+    _, out, _ = run(capsys, "generate", decoder, "", "--max-new-tokens", "4", "--json")
+    assert len(json.loads(out)["tokens"]) == 4
+
+
+def test_a_seed_for_each_text_counts_blank_lines(encoder_decoder, capsys, monkeypatch):
+    options = ["--max-new-tokens", "6", "--do-sample", "--temperature", "2.0"]
+    translate = lambda stdin, *more: run(
+        capsys, "translate", encoder_decoder, *options, *more, stdin=stdin, monkeypatch=monkeypatch
+    )[1].split("\n")
+    together = translate("the sea\n\na ship\n", "--seed", "[1,2,3]")
+    assert together == [*translate("the sea", "--seed", "1")[:1], "", *translate("a ship", "--seed", "3")]
+
+
+def test_a_summary_is_shorter_than_its_text_unless_somebody_says_otherwise(encoder_decoder, capsys):
+    """The model is a random one, and runs on as long as it may."""
+    text = "the sea is calm, and the ship sails on " * 6
+    length = len(TOKENS.encode(text).ids)
+
+    def tokens(command, *options):
+        forbid_end = ["--suppress-tokens", "[2]"]
+        out = run(capsys, command, encoder_decoder, text, "--json", *forbid_end, *options)[1]
+        return json.loads(out)["tokens"]
+
+    assert len(tokens("translate")) == 2 * length + 10
+    summary = tokens("summarize")
+    assert len(summary) == length // 2 + 10
+    assert len({tuple(summary[n : n + 3]) for n in range(len(summary) - 2)}) == len(summary) - 2
+    assert len(tokens("summarize", "--max-length-factor", "0.25")) == length // 4 + 10
+    assert len(tokens("summarize", "--max-new-tokens", "150")) == 150
+    repeated = tokens("summarize", "--no-repeat-ngram-size", "0")
+    assert repeated != summary
+    assert "half as many tokens as its text" in help_text(capsys, "summarize")
+
+
+def help_text(capsys, command: str) -> str:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]

@@ -12,6 +12,7 @@ COMMANDS = {
     "demo": "",
     "train": "",
     "generate": " [MODEL] [TEXT ...]",
+    "chat": " [MODEL]",
     "translate": " MODEL [TEXT ...]",
     "summarize": " MODEL [TEXT ...]",
     "classify": " MODEL [TEXT ...]",

@@ -268,13 +268,62 @@ def test_a_chat_beyond_a_limit_is_refused_before_its_template_is_rendered(option
         assert not http_client.service.templates.threads
 
 
-def test_the_texts_of_a_translation_are_prompts():
-    with client(translator(), limits=Limits(prompts=2)) as http_client:
-        body = {"input": ["a"] * 2, "max_new_tokens": 1}
-        assert http_client.post("/v1/translate", json=body).status_code == 200
-        answer = http_client.post("/v1/translate", json={**body, "input": ["a"] * 3})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "input"
+def test_a_translation_takes_as_many_texts_as_promised_and_errors_name_the_input():
+    """256, and not the 64 of prompts; more translations of each are another matter."""
+    limits = Limits()
+    assert (limits.inputs, limits.prompts) == (256, 64)
+    translate = lambda http_client, texts, **fields: http_client.post(
+        "/v1/translate", json={"input": texts, "max_new_tokens": 1, **fields}
+    )
+    with client(translator(), max_model_len=64) as http_client:
+        answer = translate(http_client, ["a"] * 256)
+        assert answer.status_code == 200, answer.text
+        assert [entry["index"] for entry in answer.json()["data"]] == list(range(256))
+        for texts, fields, param, message in [
+            (["a"] * 257, {}, "input", "input has 257 texts: this server allows at most 256"),
+            (["a"] * 256, {"num_return_sequences": 2}, "num_return_sequences", "num_return_sequences is 512"),
+            (["a", "the sea " * 99], {}, "input", "text 1 of input has"),
+            ([], {}, "input", "give at least one text"),
+        ]:
+            answer = translate(http_client, texts, **fields)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == param
+            assert message in error["message"]
+
+
+def test_a_translation_waits_for_places_of_its_own():
+    """More texts than may be in flight are translated one after the other, each as if it were alone."""
+    texts = [f"the sea {n}" for n in range(9)]
+    body = {"input": texts, "max_new_tokens": 3}
+    with client(translator()) as http_client:
+        expected = http_client.post("/v1/translate", json=body).json()["data"]
+    for limits in (Limits(requests=3), Limits(prompts=1), Limits(requests=1)):
+        with client(translator(), limits=limits) as http_client:
+            answer = http_client.post("/v1/translate", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["data"] == expected
+            assert not http_client.service.engine_thread.in_flight
+
+
+def test_a_blank_text_has_a_blank_translation():
+    with client(translator()) as http_client:
+        post = lambda texts: http_client.post(
+            "/v1/translate", json={"input": texts, "num_return_sequences": 2, "max_new_tokens": 4}
+        ).json()
+        answer = post(["the sea", "", " \n", "a ship", "\u3000"])
+        together = post(["the sea", "a ship"])
+        data = answer["data"]
+        assert [entry["index"] for entry in data] == [0, 1, 2, 3, 4]
+        assert [data[0]["n_best"], data[3]["n_best"]] == [entry["n_best"] for entry in together["data"]]
+        blank = {"text": "", "score": 0.0, "finish_reason": "stop"}
+        for n in (1, 2, 4):
+            assert data[n] == {**blank, "index": n, "n_best": [blank]}
+        assert answer["usage"] == together["usage"]
+        nothing = post([""])
+        assert nothing["data"][0]["text"] == ""
+        assert nothing["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        assert post("")["data"] == nothing["data"]
 
 
 def get_with_headers(port, size):

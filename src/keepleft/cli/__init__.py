@@ -11,6 +11,7 @@ def main(arguments: list[str] | None = None) -> int:
     from argparse import ArgumentError
 
     from keepleft.cli.audit import audit_model
+    from keepleft.cli.chat import chat_with_model
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         "demo": demo,
         "train": train_model,
         "generate": generate_text,
+        "chat": chat_with_model,
         "translate": translate,
         "summarize": summarize,
         "classify": classify,

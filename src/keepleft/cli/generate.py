@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from keepleft.cli import text_io
 from keepleft.cli.generate_texts import GenerateFlags, generate_texts
 from keepleft.cli.paths import installed_weights
 from keepleft.decoding.generation_config import GenerationConfig
 
+if TYPE_CHECKING:
+    from keepleft.pipelines.text_generation import TextGenerator
 
-def generate_text(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
-    """Continue a text.
+
+def generate_text(
+    inputs: list[str],
+    options: GenerationConfig,
+    flags: GenerateFlags,
+    raw: bool = False,
+    system: str | None = None,
+) -> int:
+    """Continue a text, or answer it.
+
+    A model with a chat template, as instruct models have, answers the text as a message; with --raw it
+    continues it.
 
     Args:
         inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
             Face hub), then texts. Without a model, the best installed one; without texts, the lines of
             --input or stdin
+        raw: continue the text as it is, without the model's chat template
+        system: the system message, for a model with a chat template
     """
     model, texts = text_io.split_model_and_texts(inputs, require_model=False, file=flags.input)
-    return generate_texts(best_installed() if model is None else model, texts, options, flags)
+    if raw and system is not None:
+        raise ValueError("--system is a message of the chat template, and --raw does without: leave one out")
+
+    def with_chat_template(generator: TextGenerator) -> TextGenerator:
+        from keepleft.pipelines.chat import model_chat_template
+
+        if raw or (system is None and model_chat_template(generator.model, generator.tokenizer) is None):
+            return generator
+        generator = generator.with_chat_template(system)
+        print(
+            "the model has a chat template, so each text is answered as a message; --raw continues the text "
+            "instead",
+            file=sys.stderr,
+        )
+        return generator
+
+    return generate_texts(
+        best_installed() if model is None else model, texts, options, flags, prepare=with_chat_template
+    )
 
 
 def best_installed() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -67,13 +67,17 @@ def generate_texts(
     flags: GenerateFlags,
     *,
     default_batch_size: int = 32,
-    tag: str | None = None,
-    to: str | None = None,
     alignments: bool = False,
+    prepare: Callable[[TextGenerator], TextGenerator | Translator] = lambda generator: generator,
+    defaults: GenerationConfig | None = None,
 ) -> int:
-    """Load a model and print what it makes of the texts; without texts, of the lines of --input or stdin."""
-    from keepleft.pipelines.text_generation import load_generator, options_slice
-    from keepleft.pipelines.translator import Translator
+    """Load a model and print what it makes of the texts; without texts, of the lines of --input or stdin.
+
+    A blank line stays blank, and so does a blank argument where the model has a source or answers a message;
+    a decoder continues it. `prepare`: what the command changes about the model before it generates.
+    `defaults`: options where neither the user nor the model directory has any.
+    """
+    from keepleft.pipelines.text_generation import load_generator, select_options
 
     batch_size = default_batch_size if flags.batch_size is None else flags.batch_size
     if batch_size < 1 or flags.n_best < 1:
@@ -85,15 +89,18 @@ def generate_texts(
         )
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", UserWarning)
-        generator = load_generator(
-            model_path(model, flags.revision),
-            dtype=flags.dtype,
-            device=flags.device,
-            draft_path=flags.draft_model,
+        generator = prepare(
+            load_generator(
+                model_path(model, flags.revision),
+                dtype=flags.dtype,
+                device=flags.device,
+                draft_path=flags.draft_model,
+            )
         )
-        runner = replace(generator, tag=tag) if to is None else Translator(generator, to)
-        options = _with_n_best(generator.resolve(options), flags.n_best)
-        first_text = None
+        options = generator.resolve(options).with_defaults(defaults or GenerationConfig())
+        options = _with_n_best(options, flags.n_best)
+        stays_blank = not texts or generator.keeps_blank_texts
+        first_filled: tuple[int, str] | None = None
         shown_warnings: set[str] = set()
         with text_io.open_output(flags.output) as out, Bar("texts", len(texts) or None) as bar:
             done = 0
@@ -102,16 +109,20 @@ def generate_texts(
                 text_io.read_lines(texts, flags.input), 1 if flags.stream or interactive else batch_size
             )
             for batch in batches:
-                first_text = batch[0] if first_text is None else first_text
-                batch_options = options_slice(options, done, len(batch))
+                filled = [n for n, text in enumerate(batch) if text.strip() or not stays_blank]
+                if first_filled is None and filled:
+                    first_filled = done + filled[0], batch[filled[0]]
+                batch_options = select_options(options, [done + n for n in filled])
                 if flags.stream:
-                    for piece in runner.stream(batch[0], batch_options):
-                        print(piece, end="", file=out, flush=True)
+                    for n in filled:
+                        for piece in generator.stream(batch[n], batch_options):
+                            print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
+                    done += 1
                 else:
-                    results = _generate_batch(runner, batch, batch_options, flags, alignments)
+                    results = _generate_batch(generator, batch, filled, batch_options, flags, alignments)
                     for text, candidates in zip(batch, results, strict=True):
-                        for line in _lines(text, candidates, done, len(texts) == 1, flags.json):
+                        for line in _lines(text, candidates, done, len(texts) == 1, flags):
                             print(line, file=out)
                         done += 1
                     out.flush()
@@ -120,9 +131,10 @@ def generate_texts(
                     bar.print_line(f"note: {message}")
                 bar.update(done, "")
         if flags.plot is not None:
-            if first_text is None:
+            if first_filled is None:
                 raise ValueError("there was no text to plot")
-            path = runner.plot(Path(flags.plot), first_text, options_slice(options, 0, 1))
+            index, text = first_filled
+            path = generator.plot(Path(flags.plot), text, select_options(options, [index]))
             print(f"plot: {path}", file=sys.stderr)
     return 0
 
@@ -138,25 +150,39 @@ def _with_n_best(options: GenerationConfig, n_best: int) -> GenerationConfig:
 def _generate_batch(
     generator: TextGenerator | Translator,
     texts: list[str],
+    filled: list[int],
     options: GenerationConfig,
     flags: GenerateFlags,
     alignments: bool,
 ) -> list[list[GenerationResult]]:
-    return generator.generate(
-        texts,
+    """The results of each text; `filled`: the indices of those that something is generated for."""
+    results = generator.generate(
+        [texts[n] for n in filled],
         options,
         alternatives=flags.alternatives,
         logprobs=flags.logprobs if flags.json else None,
         alignments=alignments,
     )
+    results_by_index = dict(zip(filled, results, strict=True))
+    return [results_by_index.get(n) or [_blank_result(flags, alignments)] for n in range(len(texts))]
+
+
+def _blank_result(flags: GenerateFlags, alignments: bool) -> GenerationResult:
+    """The result for a blank text."""
+    from keepleft.pipelines.text_generation import GenerationResult
+
+    has_logprobs = flags.json and flags.logprobs is not None
+    return GenerationResult(
+        "", [], 0.0, True, logprobs=[] if has_logprobs else None, alignment="" if alignments else None
+    )
 
 
 def _lines(
-    text: str, candidates: list[GenerationResult], index: int, is_single: bool, json: bool
+    text: str, candidates: list[GenerationResult], index: int, is_single: bool, flags: GenerateFlags
 ) -> Iterator[str]:
     """The output lines for one input text."""
     best = candidates[0]
-    if json:
+    if flags.json:
         n_best = [
             {"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens}
             for candidate in candidates
@@ -173,7 +199,7 @@ def _lines(
                 "n_best": n_best if len(candidates) > 1 else None,
             }
         )
-    elif len(candidates) > 1:
+    elif len(candidates) > 1 or flags.n_best > 1:
         for candidate in candidates:
             yield f"{index} ||| {text_io.as_line(candidate.text, True)} ||| {candidate.score:.4f}"
     else:

@@ -36,6 +36,7 @@ SPECIAL_PARAMETERS = {"inputs", "explicit_options", *DATACLASS_PARAMETERS}
 # how usage lines show `inputs`
 INPUTS_USAGE = {
     "generate": "[MODEL] [TEXT ...]",
+    "chat": "[MODEL]",
     "eval": "MODEL DATA [DATA]",
     "audit": "[MODEL]",
     "show": "MODEL [TEXT]",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from keepleft.cli import text_io
 from keepleft.cli.generate_texts import GenerateFlags, generate_texts
 from keepleft.cli.paths import installed_weights
 from keepleft.decoding.generation_config import GenerationConfig
+
+if TYPE_CHECKING:
+    from keepleft.pipelines.text_generation import TextGenerator
+    from keepleft.pipelines.translator import Translator
 
 SHIPPED_TRANSLATOR = "translator"  # its name among the installed weights
 
@@ -39,7 +46,13 @@ def translate(
     model, texts = text_io.split_model_and_texts(inputs, require_model=to is None, file=flags.input)
     if model is None:
         model = shipped_translator()
-    return generate_texts(model, texts, options, flags, to=to, tag=tag, alignments=alignments)
+
+    def with_language(generator: TextGenerator) -> TextGenerator | Translator:
+        from keepleft.pipelines.translator import Translator
+
+        return replace(generator, tag=tag) if to is None else Translator(generator, to)
+
+    return generate_texts(model, texts, options, flags, prepare=with_language, alignments=alignments)
 
 
 def shipped_translator() -> str:

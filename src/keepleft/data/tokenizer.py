@@ -192,6 +192,15 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
+def copy_tokenizer(tokenizer: Tokenizer, *, encode_special_tokens: bool) -> Tokenizer:
+    """`encode_special_tokens`: split them like any other text, as the library calls it."""
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.encode_special_tokens = encode_special_tokens
+    return copy
+
+
 def load_tokenizer(path: str | Path, name: str = TOKENIZER_FILE) -> Tokenizer:
     """A tokenizer file, or the one called `name` in a model directory."""
     path = Path(path)

@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 MAX_STATIC_TOKENS = 1 << 22  # tokens that a static KV cache is allocated for at most
 DEFAULT_NEW_TOKENS = 128  # tokens that a decoder adds where no limit is given
+DEFAULT_LENGTH_FACTOR = 2.0  # tokens that an encoder-decoder writes for each of the source, likewise
+EXTRA_NEW_TOKENS = 10  # and these
 Prompt = str | Sequence[int]
 
 
-def default_new_tokens(design: Design, num_tokens: int) -> int:
+def default_new_tokens(design: Design, options: GenerationConfig, num_tokens: int) -> int:
     """How many tokens are generated where no limit is given, for a prompt or a source of so many tokens."""
-    return 2 * num_tokens + 10 if design.is_encoder_decoder else DEFAULT_NEW_TOKENS
+    if not design.is_encoder_decoder:
+        return DEFAULT_NEW_TOKENS
+    factor = DEFAULT_LENGTH_FACTOR if options.max_length_factor is None else options.max_length_factor
+    return int(factor * num_tokens) + EXTRA_NEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class DecodeBatch:
                 *pad_batch(prompts, device),
                 [
                     options.resolve_max_new_tokens(
-                        len(row), default_new_tokens(model.design, len(row)), max_positions
+                        len(row), default_new_tokens(model.design, options, len(row)), max_positions
                     )
                     for row in prompts
                 ],
@@ -65,7 +70,7 @@ class DecodeBatch:
         decoder_prompts = [[start_token, *(prefixes[n] if prefixes else [])] for n in range(len(token_rows))]
         max_new_tokens = [
             options.resolve_max_new_tokens(
-                len(decoder_prompt), default_new_tokens(model.design, len(row)), max_positions
+                len(decoder_prompt), default_new_tokens(model.design, options, len(row)), max_positions
             )
             for decoder_prompt, row in zip(decoder_prompts, token_rows, strict=True)
         ]

@@ -86,6 +86,12 @@ class GenerationConfig:
     max_length: int | None = option(
         "the same with the prompt counted; max_new_tokens takes precedence", at_least(0)
     )
+    max_length_factor: float | None = option(
+        "encoder-decoders, where neither is given: at most so many tokens for each of the source, and ten; 2 "
+        "if not given",
+        POSITIVE,
+        http=HTTPField(le=100),
+    )
     min_new_tokens: int | None = option(
         "no end-of-sequence token before so many new tokens", at_least(0), http=HTTP_COUNT
     )
@@ -266,6 +272,12 @@ class GenerationConfig:
                 + (f": did you mean {' or '.join(suggestions)}?" if suggestions else "")
             )
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def with_defaults(self, defaults: GenerationConfig) -> GenerationConfig:
+        """A copy in which `defaults` stand for the options that are not set."""
+        return replace(
+            self, **{name: value for name, value in asdict(defaults).items() if getattr(self, name) is None}
+        )
 
     def resolve_max_new_tokens(self, prompt_length: int, default: int, max_positions: int | None) -> int:
         """How many tokens may be added to a prompt of this length, by a model with so many positions."""

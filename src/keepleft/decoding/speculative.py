@@ -17,6 +17,7 @@ from torch import Tensor
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, StepModel
+from keepleft.decoding.prefix_reuse import PrefixReuseModel
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.models.transformer import CausalModel
 
@@ -101,40 +102,24 @@ class DraftModel:
     def __init__(
         self, model: StepModel, strategy: SamplingStrategy, num_tokens: int, start_kwargs: dict[str, Any]
     ) -> None:
-        self.model = model
+        self.model = PrefixReuseModel(model)
         self.strategy = strategy
         self.num_tokens = num_tokens
         self.start_kwargs = start_kwargs
-        self.state: Any = None
-        self.cached_tokens: list[int] = []  # tokens in its KV cache
+        self.max_positions = getattr(getattr(model, "design", None), "max_positions", None)
 
     def __call__(self, hypotheses: Hypotheses, max_tokens: int) -> list[int]:
         draft: list[int] = []
-        max_positions = getattr(getattr(self.model, "design", None), "max_positions", None)
         limit = (
             max_tokens
-            if max_positions is None
-            else min(max_tokens, max_positions - hypotheses.tokens.shape[1])
+            if self.max_positions is None
+            else min(max_tokens, self.max_positions - hypotheses.tokens.shape[1])
         )
         with torch.no_grad():
             for _ in range(min(self.num_tokens, limit)):
-                hypotheses, _ = self.strategy.choose(self._next_logits(hypotheses.tokens), hypotheses)
+                logits, _ = self.model.start(hypotheses.tokens, **self.start_kwargs)
+                hypotheses, _ = self.strategy.choose(logits, hypotheses)
                 draft.append(int(hypotheses.tokens[0, -1]))
                 if bool(hypotheses.done):
                     break
         return draft
-
-    def _next_logits(self, tokens: Tensor) -> Tensor:
-        """Next-token logits after these tokens; what its KV cache holds already is not computed again."""
-        sequence = tokens[0].tolist()
-        if self.state is None:
-            logits, self.state = self.model.start(tokens, **self.start_kwargs)
-        else:
-            common_length = next(
-                (n for n, (a, b) in enumerate(zip(self.cached_tokens, sequence, strict=False)) if a != b),
-                min(len(self.cached_tokens), len(sequence) - 1),
-            )
-            self.state.crop(len(self.cached_tokens) - common_length)
-            logits = self.model.step(tokens[:, common_length:], self.state)
-        self.cached_tokens = sequence
-        return logits

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keepleft.data.chat_template import ChatTemplate
 from keepleft.data.fast_encode import encoder
 from keepleft.data.ragged import Ragged
 from keepleft.data.tokenizer import special_tokens
@@ -34,6 +35,7 @@ from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.score import score_tokens
 from keepleft.disk.encode_text import encode_text
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
+from keepleft.pipelines.chat import conversation, require_chat_template, with_answer_limit
 from keepleft.pipelines.loading import load_for_inference
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class GenerationResult(Completion):
 class TextGenerator:
     """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding.
 
-    `tag`, such as <2fr>, goes before each text unless another is given.
+    `tag`, such as <2fr>, goes before each text unless another is given. With a `chat_template`, each text is
+    a message to answer, after the message `system` if there is one.
     """
 
     model: GenerativeModel
@@ -64,6 +67,8 @@ class TextGenerator:
     source_tokenizer: Tokenizer | None = None
     draft_model: GenerativeModel | None = None
     tag: str | None = None
+    chat_template: ChatTemplate | None = None
+    system: str | None = None
 
     @property
     def input_tokenizer(self) -> Tokenizer:
@@ -74,12 +79,27 @@ class TextGenerator:
     def is_encoder_decoder(self) -> bool:
         return self.model.design.is_encoder_decoder
 
+    @property
+    def keeps_blank_texts(self) -> bool:
+        """Whether there is nothing to generate for a blank text: no source, and no message."""
+        return self.is_encoder_decoder or self.chat_template is not None
+
     def resolve(self, options: GenerationConfig) -> GenerationConfig:
         """The options, completed by the model directory's own."""
-        return resolve_options(self.model, options, {})
+        options = resolve_options(self.model, options, {})
+        return options if self.chat_template is None else with_answer_limit(options)
+
+    def with_chat_template(self, system: str | None = None) -> TextGenerator:
+        """The same for chat messages. Raises ValueError for a model without a chat template."""
+        return replace(self, chat_template=require_chat_template(self.model, self.tokenizer), system=system)
 
     def prompt(self, text: str, tag: str | None) -> str | list[int]:
-        """The text, or its tokens where a tag (such as <2fr>) precedes it. An unknown tag is a ValueError."""
+        """The text, or its tokens where a tag (such as <2fr>) precedes it, or as a chat message.
+
+        Raises ValueError for an unknown tag.
+        """
+        if self.chat_template is not None:
+            return self.chat_template.encode(conversation(text, self.system))
         tag = tag or self.tag
         return text if tag is None else [self.tag_token(tag), *encode_text(self.input_tokenizer, text)]
 
@@ -117,7 +137,7 @@ class TextGenerator:
         prompts = [self.prompt(text, tag) for text in texts]
         if alternatives:
             results = [
-                self._alternatives(prompt, options_slice(options, n, 1), alternatives)
+                self._alternatives(prompt, select_options(options, [n]), alternatives)
                 for n, prompt in enumerate(prompts)
             ]
         else:
@@ -286,19 +306,19 @@ class ForcedFirstTokenProcessor:
         return out
 
 
-def options_slice(options: GenerationConfig, first: int, count: int) -> GenerationConfig:
-    """The options of `count` texts from `first` on, where seed or prefix is a list with one for each text."""
-    sliced: dict[str, Any] = {
-        name: getattr(options, name)[first : first + count]
-        for name in ("seed", "prefix")
-        if isinstance(getattr(options, name), list)
-    }
-    if too_short := [name for name, value in sliced.items() if len(value) != count]:
-        raise ValueError(
-            f"{too_short[0]} has {len(getattr(options, too_short[0]))} values, and there are more texts: "
-            "give one, or one for each"
-        )
-    return replace(options, **sliced)
+def select_options(options: GenerationConfig, indices: Sequence[int]) -> GenerationConfig:
+    """The options of some of the texts, where seed or prefix is a list with one for each text."""
+    selected: dict[str, Any] = {}
+    for name in ("seed", "prefix"):
+        values = getattr(options, name)
+        if not isinstance(values, list):
+            continue
+        if max(indices, default=-1) >= len(values):
+            raise ValueError(
+                f"{name} has {len(values)} values, and there are more texts: give one, or one for each"
+            )
+        selected[name] = [values[n] for n in indices]
+    return replace(options, **selected)
 
 
 def load_generator(

@@ -89,6 +89,10 @@ class Translator:
         self.generator = replace(generator, tag=languages[to.lower()])
         self.uses_placeholders = knows_placeholders(generator.input_tokenizer)
 
+    @property
+    def keeps_blank_texts(self) -> bool:
+        return True
+
     def resolve(self, options: GenerationConfig) -> GenerationConfig:
         return self.generator.resolve(options)
 

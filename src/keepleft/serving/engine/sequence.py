@@ -179,6 +179,6 @@ def request_lengths(
     else:
         prompt_length, source_length = num_tokens + num_prefix, 0
     max_new_tokens = options.resolve_max_new_tokens(
-        prompt_length, default_new_tokens(design, num_tokens), design.max_positions
+        prompt_length, default_new_tokens(design, options, num_tokens), design.max_positions
     )
     return RequestLengths(prompt_length, max_new_tokens, source_length)

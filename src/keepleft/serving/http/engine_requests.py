@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
@@ -12,6 +13,7 @@ from keepleft.decoding.score import ScoredToken
 from keepleft.serving.engine.request import (
     Event,
     FinishEvent,
+    OverloadedError,
     PromptRequest,
     PromptResult,
     Request,
@@ -23,6 +25,7 @@ from keepleft.serving.http.errors import APIError
 
 TURN_SECONDS = 0.002  # after which other tasks of the event loop have theirs
 MAX_BACKLOG = 4096  # events that may wait for a client that does not read
+RETRY_SECONDS = 0.05  # until a request is submitted again for which there was no place
 MAX_BLOCKED_SECONDS = 5.0  # for a client with a longer backlog to receive one piece of its response
 
 
@@ -48,19 +51,43 @@ class EngineRequests:
         self.engine_thread = engine_thread
         self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.handles: list[RequestHandle] = []
+        self.waiting: deque[Request] = deque()  # to be submitted when others have finished
+        self.max_in_flight: int | None = None
         self.finished: set[int] = set()
         self.blocked_since: float | None = None  # on the loop's clock: the client has to receive something
         self.error: APIError | None = None  # why they were cancelled
         self.turn_start = 0.0
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Submit all requests, or none. Raises what EngineThread.submit raises."""
+    def submit(self, requests: Sequence[Request], *, max_in_flight: int | None = None) -> None:
+        """Submit all requests, or none. Raises what EngineThread.submit raises.
+
+        With `max_in_flight`, no more than so many at a time, and no more than their tenant has places for:
+        the others are submitted by `events` as those finish. Then at least one must find a place.
+        """
+        self.max_in_flight = max_in_flight
         try:
-            for n, request in enumerate(requests):
-                self.handles.append(self.engine_thread.submit(request, QueueListener(self, n)))
+            for request in requests:
+                self.engine_thread.engine.validate(request)
+            self.waiting.extend(requests)
+            self._submit_waiting()
         except BaseException:
             self.close()
             raise
+
+    def _submit_waiting(self) -> None:
+        while self.waiting and (self.max_in_flight is None or self.num_in_flight < self.max_in_flight):
+            try:
+                handle = self.engine_thread.submit(self.waiting[0], QueueListener(self, len(self.handles)))
+            except OverloadedError:
+                if self.max_in_flight is None or not self.handles:
+                    raise
+                return
+            self.handles.append(handle)
+            self.waiting.popleft()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.handles) - len(self.finished)
 
     def put(self, index: int, event: Event) -> None:
         """Queue an event, or cancel all requests if the client does not read."""
@@ -92,10 +119,14 @@ class EngineRequests:
 
         Raises APIError after they were cancelled since the client does not read.
         """
-        while len(self.finished) < len(self.handles):
+        while self.num_in_flight or self.waiting:
             if self.error is not None:
                 raise self.error
+            self._submit_waiting()
             if self.queue.empty():
+                if not self.num_in_flight:  # others of the tenant have taken all places
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
                 index, event = await self.queue.get()
                 self.turn_start = asyncio.get_running_loop().time()
             else:
@@ -110,6 +141,7 @@ class EngineRequests:
 
     def close(self) -> None:
         """Cancel the requests that have not finished."""
+        self.waiting.clear()
         for n in range(len(self.handles)):
             if n not in self.finished:
                 self.cancel(n)

@@ -74,11 +74,13 @@ class ClientDisconnectedError(APIError):
         super().__init__(499, "the client has disconnected", code="gone")
 
 
-def too_long(length: int, max_model_len: int, name: str = "the prompt") -> APIError:
+def too_long(
+    length: int, max_model_len: int, name: str = "the prompt", *, param: str | None = None
+) -> APIError:
     return APIError(
         400,
         f"{name} has {length} tokens, and the model takes at most {max_model_len}: shorten it",
-        param="prompt" if name == "the prompt" else None,
+        param=param,
         code="context_length_exceeded",
     )
 

@@ -117,7 +117,7 @@ class GenerationStream:
         Raises ValueError, OverloadedError or ShuttingDownError; then nothing is in flight.
         """
         requests = [replace(self.plan.requests[n], only_at_end=self.only_at_end) for n in self.active]
-        self.engine_requests.submit(requests)
+        self.engine_requests.submit(requests, max_in_flight=self.plan.max_in_flight)
         self.record.prompt_tokens += sum(len(request.tokens) for request in self.plan.requests)
         self.record.mark_submitted()
 

@@ -39,6 +39,22 @@ ROW_FIELDS = ("bad_words_ids", "sequence_bias")  # fields whose entries are rows
 
 
 @dataclass(frozen=True)
+class PromptFields:
+    """The fields of a request that give its prompts and the number of choices: what errors name."""
+
+    prompts: str = "prompt"
+    choices: str = "n"
+    max_prompts: int | None = None  # None: that of the limits
+
+    def prompt_name(self, n: int) -> str:
+        """What an error calls prompt n."""
+        return "the prompt" if self.prompts == "prompt" else f"text {n} of {self.prompts}"
+
+
+COMPLETION_FIELDS = PromptFields()
+
+
+@dataclass(frozen=True)
 class RequestPlan:
     """One engine request for each prompt, and how their sequences become choices."""
 
@@ -47,6 +63,7 @@ class RequestPlan:
     num_sequences: int  # sequences generated for each prompt; the best become choices
     seed: int | None  # None: nothing is sampled
     stop_strings: list[str]
+    max_in_flight: int | None = None  # requests in the engine at a time; None: all
 
     @property
     def repeats_sequence(self) -> bool:
@@ -119,6 +136,7 @@ def build_requests(
     best_of: int | None = None,
     logprobs: int | None = None,
     echo: bool = False,
+    prompt_fields: PromptFields = COMPLETION_FIELDS,
 ) -> RequestPlan:
     """One engine request for each prompt, checked against the limits. Raises APIError.
 
@@ -134,16 +152,20 @@ def build_requests(
         num_choices=num_choices,
         best_of=best_of,
         logprobs=logprobs,
+        prompt_fields=prompt_fields,
     )
     num_sequences = num_choices if best_of is None else best_of
     options, seed = _apply_num_sequences(options, fields, num_sequences, stop_strings, service.limits)
-    rows = _encode_prompts(service, prompts, options)
+    rows = _encode_prompts(service, prompts, options, prompt_fields)
     (prefix,) = (
         [[]] if fields.prefix is None else service.encoder.encode([fields.prefix], add_special_tokens=False)
     )
     requests = []
     for n, row in enumerate(rows):
-        request_options = _fit_max_tokens(service, options, row, len(prefix), max_tokens)
+        prompt_length = (1 if service.is_encoder_decoder else len(row)) + len(prefix)
+        if prompt_length > service.max_model_len:
+            raise _too_long(service, prompt_length, n, prompt_fields)
+        request_options = _fit_max_tokens(service, options, row, prompt_length, max_tokens)
         request_options.check()
         request_options = replace(request_options, seed=None if seed is None else _wrap_int64(seed + n))
         requests.append(GenerationRequest(row, request_options, prefix, tenant, logprobs))
@@ -180,15 +202,17 @@ def check_fields(
     num_choices: int = 1,
     best_of: int | None = None,
     logprobs: int | None = None,
+    prompt_fields: PromptFields = COMPLETION_FIELDS,
 ) -> list[str]:
     """Check a request against the limits, all but its texts, and return its stop strings. Raises APIError."""
     limits = service.limits
     stop = stop if stop is not None else fields.stop_strings
     stop_strings = [stop] if isinstance(stop, str) else options.stop_list if stop is None else list(stop)
     _check_generation_fields(fields, options, stop_strings, limits, service.model.design.vocab)
-    check_limit(num_prompts, limits.prompts, "prompt")
+    max_prompts = limits.prompts if prompt_fields.max_prompts is None else prompt_fields.max_prompts
+    check_limit(num_prompts, max_prompts, prompt_fields.prompts)
     check_limit(logprobs, limits.logprobs, "logprobs")
-    check_limit(num_choices, limits.n, "n")
+    check_limit(num_choices, limits.n, prompt_fields.choices)
     check_limit(best_of, limits.n, "best_of")
     num_sequences = num_choices if best_of is None else best_of
     if num_sequences < num_choices:
@@ -197,7 +221,9 @@ def check_fields(
             f"best_of is {num_sequences} and n is {num_choices}: the first must not be smaller",
             param="best_of",
         )
-    check_limit(num_sequences * num_prompts, limits.choices, "n")
+    # where a route takes more prompts than others, each may have one choice
+    max_choices = max(limits.choices, prompt_fields.max_prompts or 0)
+    check_limit(num_sequences * num_prompts, max_choices, prompt_fields.choices)
     return stop_strings
 
 
@@ -227,13 +253,10 @@ def _apply_num_sequences(
 
 
 def _fit_max_tokens(
-    service: Service, options: GenerationConfig, row: list[int], prefix_length: int, max_tokens: int | None
+    service: Service, options: GenerationConfig, row: list[int], prompt_length: int, max_tokens: int | None
 ) -> GenerationConfig:
     """Options whose max_new_tokens fits into max_model_len and the limits."""
-    prompt_length = (1 if service.is_encoder_decoder else len(row)) + prefix_length
-    if prompt_length > service.max_model_len:
-        raise too_long(prompt_length, service.max_model_len)
-    default_tokens = default_new_tokens(service.model.design, len(row))
+    default_tokens = default_new_tokens(service.model.design, options, len(row))
     requested_tokens = (
         options.resolve_max_new_tokens(prompt_length, default_tokens, None)
         if max_tokens is None
@@ -280,17 +303,22 @@ def check_limit(value: int | None, maximum: int, name: str) -> None:
 
 
 def _encode_prompts(
-    service: Service, prompts: Sequence[Prompt], options: GenerationConfig
+    service: Service, prompts: Sequence[Prompt], options: GenerationConfig, prompt_fields: PromptFields
 ) -> list[list[int]]:
-    for prompt in prompts:
+    for n, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             check_text(prompt, service.limits)
         elif len(prompt) > service.max_model_len:
-            raise too_long(len(prompt), service.max_model_len)
+            raise _too_long(service, len(prompt), n, prompt_fields)
     rows = _encode_texts(service, prompts)
-    if overlong := [len(row) for row in rows if len(row) > service.max_model_len]:
-        raise too_long(overlong[0], service.max_model_len)
+    for n, row in enumerate(rows):
+        if len(row) > service.max_model_len:
+            raise _too_long(service, len(row), n, prompt_fields)
     return encode_prompts(service.generator.model, None, rows, options)
+
+
+def _too_long(service: Service, length: int, n: int, prompt_fields: PromptFields) -> APIError:
+    return too_long(length, service.max_model_len, prompt_fields.prompt_name(n), param=prompt_fields.prompts)
 
 
 def _encode_texts(service: Service, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -374,7 +402,10 @@ def as_texts(value: str | Sequence[str], limits: Limits, name: str = "input") ->
     texts = [value] if isinstance(value, str) else list(value)
     if not texts:
         raise APIError(400, f"{name} is an empty list: give at least one text", param=name)
-    check_limit(len(texts), limits.inputs, name)
+    if len(texts) > limits.inputs:
+        raise APIError(
+            400, f"{name} has {len(texts)} texts: this server allows at most {limits.inputs}", param=name
+        )
     return [check_text(text, limits) for text in texts]
 
 
@@ -391,7 +422,7 @@ def token_rows(service: Service, inputs: PromptField) -> list[list[int]]:
         if not row:
             raise APIError(400, f"text {n} is empty: give at least one token", param="input")
         if len(row) > service.max_model_len:
-            raise too_long(len(row), service.max_model_len, f"text {n}")
+            raise too_long(len(row), service.max_model_len, f"text {n}", param="input")
         if unknown := [token for token in row if not 0 <= token < vocab]:
             message = f"text {n} holds token {unknown[0]}, and the vocabulary has {vocab}"
             raise APIError(400, message, param="input")

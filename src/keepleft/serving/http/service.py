@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar, cast
 from tokenizers import Tokenizer
 
 from keepleft import __version__
+from keepleft.data.chat_template import template_source
+from keepleft.data.tokenizer import copy_tokenizer
 from keepleft.decoding.grammar import GrammarCompiler
 from keepleft.disk.tokenizer_cost import quick_text_length
 from keepleft.inference.int8_linear import CompilableInt8Linear, Int8Linear
@@ -121,8 +123,7 @@ class Service:
     @property
     def chat_template(self) -> str | None:
         """The Jinja chat template; None for a model without one."""
-        value = self.model.notes.get("chat_template")
-        return value if isinstance(value, str) and self.family == "decoder" else None
+        return template_source(self.model.notes) if self.family == "decoder" else None
 
     @cached_property
     def special_encoder(self) -> TextEncoder:
@@ -319,13 +320,6 @@ def resolve_max_model_len(design: Design, requested: int | None, limits: Limits)
             "at most as many"
         )
     return requested or model_length or limits.context
-
-
-def copy_tokenizer(tokenizer: Tokenizer, *, encode_special_tokens: bool) -> Tokenizer:
-    """`encode_special_tokens`: split them like any other text, as the library calls it."""
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.encode_special_tokens = encode_special_tokens
-    return copy
 
 
 def deliver_to_loops(events: Events) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from keepleft.serving.http.generation_stream import FinishedChoice, GenerationSt
 from keepleft.serving.http.json_response import count_text_values, json_response
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import (
+    PromptFields,
     RequestPlan,
     as_texts,
     build_requests,
@@ -28,6 +30,8 @@ from keepleft.serving.http.schemas.responses import TranslationResponse, respons
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
 from keepleft.serving.http.validated_route import validated_route
+
+BLANK_HYPOTHESIS = {"text": "", "score": 0.0, "finish_reason": "stop"}  # of a text without a word
 
 
 def routes(service: Service) -> APIRouter:
@@ -53,36 +57,40 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     tenant = tenant_of(service, key, body.user)
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     texts = as_texts(body.input, service.limits)
-    build_plan = partial(_build_plan, service, body, texts, tenant)
-    plan = await prepare_plan(service, tenant, build_plan, texts_in([*texts, body.prefix]))
-    stream = GenerationStream(service, plan, record, only_at_end=True)
-    stream.start()
-    finished = await stream.choices()
+    # what is blank stays blank: a model would make something up for it
+    filled = [n for n, text in enumerate(texts) if text.strip()]
+    plan = None
+    translations: dict[int, list[FinishedChoice]] = {}
+    if filled:
+        build_plan = partial(_build_plan, service, body, [texts[n] for n in filled], tenant)
+        plan = await prepare_plan(service, tenant, build_plan, texts_in([*texts, body.prefix]))
+        stream = GenerationStream(service, plan, record, only_at_end=True)
+        stream.start()
+        translations = dict(zip(filled, await stream.choices(), strict=True))
 
     def build() -> dict[str, Any]:
-        data = [
-            {**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]}
-            for n, row in enumerate(finished)
-        ]
+        data = []
+        for n in range(len(texts)):
+            n_best = list(map(_hypothesis, translations[n])) if n in translations else [BLANK_HYPOTHESIS]
+            data.append({**n_best[0], "index": n, "n_best": n_best})
         return {
             "object": "list",
             "model": service.name,
-            "seed": plan.seed,
+            "seed": None if plan is None else plan.seed,
             "data": data,
             "usage": usage(record),
         }
 
-    num_characters = sum(len(choice.text) for row in finished for choice in row)
+    num_characters = sum(len(choice.text) for row in translations.values() for choice in row)
     return await json_response(service, tenant, build, num_values=count_text_values(num_characters))
 
 
 def _build_plan(service: Service, body: TranslateRequest, texts: list[str], tenant: Tenant) -> RequestPlan:
-    check_limit(len(texts), service.limits.prompts, "input")  # each is a prompt
     options = resolve_options(service.model, body, sample_by_default=False)
     num_choices = body.num_return_sequences or options.num_sequences
     if num_choices > options.beam_count and not options.do_sample:
         options = options.but(num_beams=num_choices)  # one beam for each translation
-    return build_requests(
+    plan = build_requests(
         service,
         body,
         texts if body.tag is None else _tagged_prompts(service, texts, body.tag),
@@ -91,7 +99,9 @@ def _build_plan(service: Service, body: TranslateRequest, texts: list[str], tena
         stop=None,
         tenant=tenant,
         num_choices=num_choices,
+        prompt_fields=PromptFields("input", "num_return_sequences", service.limits.inputs),
     )
+    return replace(plan, max_in_flight=service.limits.prompts)
 
 
 def _tagged_prompts(service: Service, texts: list[str], tag: str) -> list[list[int]]:

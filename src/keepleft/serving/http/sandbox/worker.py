@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import cache
 from typing import Any
 
+from keepleft.data.chat_template import ChatTemplateError, render_template
 from keepleft.disk.encode_text import EncodingError, encode_text
 
 MAX_MEMORY_BYTES = 4 << 30
@@ -45,16 +45,11 @@ class SandboxWorker:
         return {}
 
     def do_render(self, request: dict[str, Any]) -> dict[str, Any]:
-        pieces = []
-        size = 0
-        max_characters = request["max_characters"]
-        for piece in compile_template(request["template"]).generate(**request["variables"]):
-            size += len(piece)
-            if size > max_characters:
-                limit = f"more than {max_characters:,} characters"
-                return {"error": f"the text has {limit}: send fewer or shorter messages"}
-            pieces.append(piece)
-        return {"text": "".join(pieces)}
+        try:
+            text = render_template(request["template"], request["variables"], request["max_characters"])
+        except ChatTemplateError as error:
+            return {"error": error.reason[:MAX_ERROR_LENGTH]}
+        return {"text": text}
 
     def do_encoder(self, request: dict[str, Any]) -> dict[str, Any]:
         from tokenizers import Tokenizer
@@ -76,31 +71,6 @@ class SandboxWorker:
                 return {"error": f"the texts have more than {MAX_TOKENS:,} tokens: send shorter ones"}
             rows.append(row)
         return {"rows": rows}
-
-
-@cache
-def compile_template(source: str) -> Any:
-    """A Jinja template in the environment of transformers, sandboxed: nothing outside can be reached."""
-    from datetime import datetime
-
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": lambda time_format: datetime.now().strftime(time_format),
-    }
-    return environment.from_string(source)
 
 
 def main() -> None:
