@@ -58,7 +58,8 @@ def materialize(
     model: Encoder | Decoder | EncoderDecoder, device: str | torch.device
 ) -> Encoder | Decoder | EncoderDecoder:
     """Move a model from device 'meta' to a real one; weights are uninitialised, buffers zero."""
-    model.to_empty(device=device)
+    # to_empty calls empty_like on device 'meta', which imports sympy: a quarter of a second for nothing
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
     for buffer in model.buffers():
         buffer.zero_()
     return model
