@@ -26,18 +26,20 @@ class GenerateFlags:
 
     Args:
         input: a file of texts, one per line
-        output: a file for the results, written completely or not at all
-        n_best: results for each text, with their scores; found by as many beams, unless they are sampled
+        output: a file for the results. It is written completely or not at all
+        n_best: results for each text, with their scores. They are found by as many beams, unless they are
+            sampled
         logprobs: with --json, the log-probability of each token and of this many top tokens beside it
         alternatives: instead of one result, one for each of this many likeliest first tokens (after --prefix,
             if given)
-        plot: an .svg file about the first text: with --num-beams the beam tree; otherwise the next-token
-            distributions of a decoder, or the cross-attention alignment of an encoder-decoder
+        plot: draw how the first text was made, as an .svg file. With --num-beams it is the beam tree;
+            otherwise the next-token distributions of a decoder, or the cross-attention alignment of an
+            encoder-decoder
         draft_model: a smaller model with the same vocabulary, for speculative decoding; the result stays the
             same
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
-        dtype: data type of the weights; int8 is for CPUs
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs
         device: cpu or cuda; a GPU is used if there is one
         stream: print each text as it is generated
         json: print one JSON object per line, with scores and tokens
@@ -59,12 +61,12 @@ class GenerateFlags:
 
 
 def generate_text(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
-    """Continue a text.
+    """Continue a text with a language model.
+
+    Without a model, the best installed one is used; without a text, the lines of --input or of a pipe.
 
     Args:
-        inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
-            Face hub), then texts. Without a model, the best installed one; without texts, the lines of
-            --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
     """
     return _run(inputs, options, flags, require_model=False)
 
@@ -78,11 +80,12 @@ def translate(
 ) -> int:
     """Translate texts with an encoder-decoder.
 
+    Without a text, the lines of --input or of a pipe; line n of the output belongs to line n of the input.
+
     Args:
-        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts, the lines
-            of --input or stdin
-        tag: the language tag, a token, for a multilingual model
-        alignments: print the source token that each token attends to most, as i-j pairs
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
+        tag: the language to write, for a multilingual model: a token of it such as '<2fr>'
+        alignments: print which source token each token attends to most, as pairs i-j
     """
     return _run(inputs, options, flags, tag=tag, alignments=alignments)
 
@@ -90,9 +93,10 @@ def translate(
 def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
     """Summarise texts with an encoder-decoder.
 
+    A text is one argument, in quotes, or one line of --input or of a pipe.
+
     Args:
-        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts, the lines
-            of --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
     """
     return _run(inputs, options, flags, default_batch_size=8)
 
