@@ -126,6 +126,26 @@ CASES = {
             "--recipe.lr is -1.0: it must be a number above 0",
         ),
     ],
+    "files and models": [
+        (
+            ["translate", "runs/ml/model", "hi"],
+            "there is no model directory runs/ml/model: did you mean runs/lm/",
+        ),
+        (["translate", "./nowhere", "hi"], "there is no model directory ./nowhere: give a folder such as "),
+        (["serve", "runs/lm/model", "--api-key-file", "a.tx"], "there is no file a.tx: did you mean a.txt?"),
+        (
+            ["train", "--task", "lm", "--train", "a.txt", "--preset", "xyzzy"],
+            "no preset is called 'xyzzy': there are",
+        ),
+        (
+            ["generate", "--json-schema", "{", "hi"],
+            "--json-schema is '{': it must be JSON; Expecting property",
+        ),
+        (
+            ["generate", "--json-schema", "a.txt", "hi"],
+            "--json-schema is 'a.txt': it must be JSON; for a file, give ",
+        ),
+    ],
     "config files": [
         (["train", "--config", "joob.yaml"], "there is no file joob.yaml: did you mean job.yaml?"),
         (["train", "--config", "no/job.yaml"], "there is no file no/job.yaml: there is no folder no"),
@@ -149,6 +169,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "broken.yaml").write_text("recipe: [\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
     (tmp_path / "a.txt").write_text("a text\n")
+    (tmp_path / "runs" / "lm" / "model").mkdir(parents=True)
     return tmp_path
 
 

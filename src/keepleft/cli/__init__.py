@@ -30,7 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has closed the pipe
         _discard_stdout()
         return 0
-    except (ValueError, OSError, ImportError, MemoryError, FloatingPointError) as error:
+    except OSError as error:
+        from keepleft.cli.usage_errors import explain_os_error
+
+        print(f"keepleft: {explain_os_error(error)}", file=sys.stderr)
+        return 2
+    except (ValueError, ImportError, MemoryError, FloatingPointError) as error:
         print(f"keepleft: {error}", file=sys.stderr)
         return 2
     return exit_code

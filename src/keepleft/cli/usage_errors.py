@@ -9,6 +9,7 @@ from pathlib import Path
 
 from keepleft.cli.command_table import COMMANDS, Command
 from keepleft.cli.option_table import Option, command_options, join_words
+from keepleft.cli.paths import installed_weights
 
 MODEL_WORDS = "a folder, a GGUF file, an installed model or a name on the Hugging Face hub"
 
@@ -61,6 +62,29 @@ def name_option(message: str, command: Command) -> str:
     if option is None or option.is_positional:
         return message
     return f"{option.flag} is {message[match.end() :]}"
+
+
+def explain_os_error(error: OSError) -> str:
+    """The message of an error of the system or of a missing file, without its number and with a remedy."""
+    if error.errno is None:
+        match = re.fullmatch(r"there is no model directory (\S+)", str(error))
+        return f"{error}: {_suggest_model(match[1])}" if match else str(error)
+    if error.filename is None:
+        return str(error.strerror or error)
+    if isinstance(error, FileNotFoundError):
+        return _missing_file(Path(error.filename).absolute())
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder: name a file"
+    return f"{error.filename} cannot be used: {str(error.strerror).lower()}"
+
+
+def _suggest_model(model: str) -> str:
+    """A model with a similar name: of a run in this folder, or installed."""
+    names = [*map(str, Path("runs").glob("*/model")), *installed_weights()]
+    by_lower_case = {name.lower(): name for name in names}
+    if close := get_close_matches(model.lower(), by_lower_case, 1):
+        return f"did you mean {by_lower_case[close[0]]}?"
+    return "give a folder such as runs/lm/model, OWNER/NAME on the hub, or a name that keepleft doctor lists"
 
 
 def _unknown_argument(

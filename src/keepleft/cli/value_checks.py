@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from keepleft.cli.option_table import DESIGN_OPTIONS, make_option
@@ -34,6 +36,8 @@ def check_values(command: str, values: Mapping[str, Any], explicit_options: Iter
         valid = RANGES.get(f"{command} {key}") or RANGES.get(key)
         if valid is not None and not valid.holds(values[key]):
             raise ValueError(f"{_flag(key)} is {values[key]:g}: it must be {valid.requirement}")
+    if isinstance(schema := values.get("json_schema"), str):
+        _check_json(schema)
     for name, value in (values.get("design") or {}).items():
         _check_design_field(name, value)
 
@@ -46,6 +50,14 @@ def _check_design_field(name: str, value: Any) -> None:
     elif close := get_close_matches(name, DESIGN_OPTIONS, 1):
         hint = f"did you mean {_flag(f'design.{close[0]}')}?"
         raise ValueError(f"there is no option {_flag(f'design.{name}')}: {hint}")
+
+
+def _check_json(schema: str) -> None:
+    try:
+        json.loads(schema)
+    except ValueError as error:
+        hint = f'for a file, give "$(cat {schema})"' if Path(schema).is_file() else f"{error}"
+        raise ValueError(f"--json-schema is {schema!r}: it must be JSON; {hint}") from error
 
 
 def _flag(key: str) -> str:
