@@ -10,16 +10,15 @@ import subprocess
 import sys
 import tomllib
 import warnings
-from contextlib import redirect_stdout
 from functools import cache
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 
 import keepleft as kl
-from keepleft.cli import main
+from keepleft.cli.command_table import COMMANDS
+from keepleft.cli.option_table import command_options as command_options_of
 from keepleft.disk.safetensors import ShardedDirectory
 from keepleft.models import presets
 from keepleft.weights.rules import export_tensors, load_tensors
@@ -147,15 +146,11 @@ def test_every_command_of_the_readme_exists():
 
 @cache
 def command_options() -> dict[str, set[str]]:
-    """The option names of every command, from its help."""
-    names = re.findall(r"^    ([a-z]+) {2,}\S", _help(), re.M)
-    return {name: {"help", *re.findall(r"^ +(?:-h, )?--([a-z_.-]+)", _help(name), re.M)} for name in names}
-
-
-def _help(*command: str) -> str:
-    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit):
-        main([*command, "--help"])
-    return printed.getvalue()
+    """The option names of every command."""
+    return {
+        command.name: {"help", "help-all", *(option.flag[2:] for option in command_options_of(command))}
+        for command in COMMANDS
+    }
 
 
 def _is_option(option: str, options: set[str]) -> bool:

@@ -458,7 +458,7 @@ def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch)
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (
-        "num_beams is 0: it must be a whole number"
+        "--num-beams is 0: it must be a whole number"
         in run(capsys, "generate", decoder, "x", "--num-beams", "0")[2]
     )
     assert "a stream is for one text" in run(capsys, "generate", decoder, "x", "--stream", "--json")[2]
@@ -477,7 +477,7 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
     code, _, stderr = run(capsys, "generate", "word " * 60, "--max-new-tokens", "2", "--do-sample=false")
     assert code == 0, stderr
-    assert "both must be at least 1" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
+    assert "--batch-size is 0" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
     drawn = []
     monkeypatch.setattr(
         "keepleft.pipelines.text_generation.TextGenerator.plot",

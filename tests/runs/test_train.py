@@ -246,7 +246,7 @@ TEXT = "--task lm --train a.txt.gz".split()
             ["--train", "a.tsv", "--valid", "dev.tsv", "--task", "classify"],
             "label 'maybe', which was never seen",
         ),
-        ([*ALIGNED, "--design.dims", "3"], "a design has no dims"),
+        ([*ALIGNED, "--design.dims", "3"], "there is no option --design.dims: did you mean --design.dim?"),
         ([*ALIGNED, "--preset", "marion"], "did you mean marian"),
         ([*TEXT, "--design.position", "nowhere"], "position"),
         ([*TEXT, "--init-from", "missing/dir"], "missing/dir"),

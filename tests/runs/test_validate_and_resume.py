@@ -59,10 +59,10 @@ def run_folder(stopped_run, data_folder) -> Path:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--recipe.steps", "0"], "recipe: steps is 0"),
+        (["--recipe.steps", "0"], "--recipe.steps is 0"),
         (["--preset", "gpt5"], "did you mean gpt"),
         (["--init-from", "nowhere"], "nowhere"),
-        (["--design.dims", "3"], "a design has no dims"),
+        (["--design.dims", "3"], "there is no option --design.dims: did you mean --design.dim?"),
         (["--batch.tokens", "-4"], "batch.tokens is -4"),
         (["--tokenizer.path", "nowhere"], "there is no tokenizer nowhere"),
         (["--recipe.metric", "bleu"], "the metric 'bleu' is not measured"),

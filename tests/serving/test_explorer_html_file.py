@@ -279,7 +279,7 @@ def test_wrong_use_is_told_in_a_line(directory, tmp_path, monkeypatch, capsys, a
 
 def test_without_a_model_there_is_nothing_to_show(capsys):
     assert main(["show", "--html", "p.html"]) == 2
-    assert "say which model" in capsys.readouterr().err
+    assert "show needs MODEL" in capsys.readouterr().err
 
 
 def test_room_is_bounded_by_default():

@@ -40,14 +40,14 @@ def audit_model(
     json: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
-    """Check that a model attends only where it claims to: to no later token, padding, text or batch row.
+    """Check that a model attends only where it may: to no later token, padding or other text.
 
-    Any model, ours or not:
+    Exit codes: 0 clean, 1 leak, 2 it could not be audited.
 
-      keepleft audit runs/mine/model              a model directory, ours or Hugging Face's
-      keepleft audit my/model.py:build            a function without arguments that returns a torch model
-      keepleft audit package.module:build --claim "causal & window(3)" --html audit.html
-      keepleft audit --hf-config config.json --arch LlamaForCausalLM --budget quick
+    Code is named as FILE.py:NAME or MODULE:NAME, a function without arguments that returns a torch model:
+
+      keepleft audit my/model.py:build
+      keepleft audit package.module:build --claim "causal & window(3)"
 
     The function may also return (model, example), or a dict of arguments of keepleft.audit with the model
     under target:
@@ -56,24 +56,22 @@ def audit_model(
           model = MyModel(vocab=100)
           return model, torch.randint(0, 100, (2, 16))
 
-    Exit codes: 0 clean, 1 leak, 2 it could not be audited.
-
     Args:
-        inputs: a model directory, a GGUF file, an installed model, a name on the Hugging Face hub, or code:
+        inputs: a folder, a GGUF file, an installed model, a name on the Hugging Face hub, or code:
             FILE.py:NAME or MODULE:NAME
-        hf_config: a config.json of Hugging Face's; the model gets random weights
-        arch: the class of transformers to audit, such as AutoModelForCausalLM or LlamaForCausalLM; if not
-            given, the one that the configuration names
-        with_: whose code runs the model directory: ours, or that of transformers
-        claim: the mask that the model claims to have, such as "causal & window(3)", or full for an encoder;
-            if not given, the mask that one of our models was built with, and causal for any other
-        checks: some of future, padding, packing, cache, batch, nan, labels, separated by commas; all if not
+        hf_config: a config.json of Hugging Face. The model gets random weights
+        arch: the class of transformers, such as AutoModelForCausalLM. If not given, the one that the
+            configuration names
+        with_: whose code runs the model: keepleft or transformers
+        claim: the mask that the model says it has: "causal & window(3)", or full. If not given, the mask that
+            one of our models was built with, and causal for any other
+        checks: some of future, padding, packing, cache, batch, nan, labels, with commas between. All if not
             given
-        budget: how much to try: seconds, about a minute, or everything
+        budget: how much to try: quick (seconds), standard (about a minute) or full
         layers: how many layers apply a mask of limited reach (window) one after another; counted if not given
-        limit: seconds for one call of the model; null: no limit
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        html: write the report as a page, with a map of which position influences which
+        limit: seconds for one call of the model; more for a large one
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        html: write a page with a map of which position influences which
         junit: write the report as JUnit XML, for build servers
         zoo: audit a tiny random model of every class of this library: transformers
         json: print the complete report as JSON

@@ -43,13 +43,12 @@ def chat_with_model(
     At a terminal, /help lists the commands of the chat. From a pipe, each line is a message.
 
     Args:
-        inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
-            Face hub); without one, the best installed one
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub)
         system: the system message
         load: continue a conversation that /save has written to this file
         no_history: do not keep what is typed for the arrow keys of the next chat
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights; int8 is for CPUs
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs
         device: cpu or cuda; a GPU is used if there is one
     """
     if len(inputs) > 1:

@@ -21,6 +21,8 @@ def compare(
 ) -> int:
     """Measure what the causal mask is for: gradients of one pass and of the loop; training without it.
 
+    It takes a minute or two.
+
     Args:
         lengths: target lengths at which the gradients of one pass and of the loop are compared
         steps: training steps of each of the two models

@@ -28,12 +28,13 @@ def demo(
 ) -> int:
     """See a translator at work, masks and the three attentions, and train a translator in a minute or two.
 
+    It needs no data and no network.
+
     Args:
-        prompt: the text that an installed model continues, if there is one (in a clone, make weights)
+        prompt: the text that an installed model continues, if there is one
         steps: training steps of the translator; 0 leaves it out
         out: the folder for the plot of its attention
-        phrases: only write the training phrases of the translator into this folder, as text files to try
-            `keepleft train` with
+        phrases: only write the training phrases into this folder, to try `keepleft train` with
     """
     if phrases is not None:
         return write_phrases(phrases)

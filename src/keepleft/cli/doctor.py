@@ -21,7 +21,9 @@ PACKAGES = (
 
 
 def doctor(json: bool = False) -> int:
-    """Report what this machine has: versions, devices, and installed weights.
+    """Report what this machine has: versions, devices, and installed models.
+
+    Send this along when you report a problem.
 
     Args:
         json: print the report as JSON

@@ -26,17 +26,21 @@ def evaluate_model(
 ) -> int:
     """Evaluate a model on reference data, alone or against a baseline.
 
+    BLEU and chrF for translations, ROUGE for summaries, accuracy for labels, perplexity for text.
+
     Args:
-        inputs: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL),
-            two line-aligned files, or a text file for a language model
-        task: the task, if it does not follow from the model: summarize is scored by ROUGE
-        baseline: another model, or a file with the output of another system; tests whether the difference is
+        inputs: a model, then a table (source and target, or text and label), two files, or a text. A table
+            is TSV, CSV or JSONL; two files are aligned line by line; a text is for a language model
+        task: translate, summarize, classify or lm, if it does not follow from the model. Summaries are scored
+            by ROUGE
+        baseline: another model, or a file with the output of another system. Tests whether the difference is
             significant
-        tag: the language tag, a token, for a multilingual model
+        tag: the language to write, for a multilingual model: a token of it such as '<2fr>'
         limit: use at most this many texts
         fail_under: exit with code 1 if the first metric is worse than this
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights; int8 is compared with float32
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16, float16 or int8. With int8, the scores are
+            compared with those of float32
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object
     """

@@ -23,18 +23,20 @@ def export(
     no_verify: bool = False,
     json: bool = False,
 ) -> int:
-    """Export a model to ctranslate2, onnx, hf, int8 or gguf, and verify that it gives the same output there.
+    """Export a model for CTranslate2, ONNX Runtime, transformers or llama.cpp.
+
+    The output of that program is then compared with ours.
 
     Args:
-        model: a model directory, a GGUF file, or a name on the Hugging Face hub
-        to: ctranslate2 (a folder, for encoder-decoders and decoders), onnx (a file, for all), hf (a folder
-            that transformers reads), int8 (a folder for keepleft, a quarter of the size) or gguf (a file for
-            llama.cpp, for the LLaMA family)
+        model: a folder, a GGUF file, or a name on the Hugging Face hub
+        to: ctranslate2, onnx, hf (for transformers), int8 (for keepleft, a quarter of the size) or gguf (for
+            llama.cpp). A file for onnx and gguf, a folder for the others; onnx, hf and int8 are for all
+            models, ctranslate2 for encoder-decoders and decoders, gguf for the LLaMA family
         out: the folder or file to write
-        quantization: data type of the weights for ctranslate2: int8, int16 or float16; float32 if not given
-        dtype: data type of the weights for gguf: f32, f16, bf16 or q8_0; f16 if not given
+        quantization: weights of ctranslate2: int8, int16 or float16; float32 if not given
+        dtype: weights of gguf: f32, f16, bf16 or q8_0; f16 if not given
         text: a text to compare on, besides random tokens
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         force: replace an existing file or folder
         no_verify: write only, without comparing the output
         json: print the results of the checks as JSON

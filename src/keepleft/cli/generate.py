@@ -27,9 +27,7 @@ def generate_text(
     continues it.
 
     Args:
-        inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
-            Face hub), then texts. Without a model, the best installed one; without texts, the lines of
-            --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
         raw: continue the text as it is, without the model's chat template
         system: the system message, for a model with a chat template
     """

@@ -1,4 +1,4 @@
-"""The argument parser, built from the signatures and docstrings of the commands.
+"""The argument parser of a command, built from the signature of its function.
 
 A parameter without a default is positional; one whose default is False is a switch; a tuple of integers takes
 several values. Every command has --threads, whether it has such a parameter or not. Five parameters have a
@@ -11,71 +11,72 @@ meaning of their own:
 itself
 - with_: --with, which is a Python keyword
 
-A command function must not have a name of the public surface (kl.audit, kl.generate, kl.train): jsonargparse
-looks its name up in the package, which would import torch before --help.
+The parser prints no help: cli/option_table.py reads the same signatures for that. A command function must not
+have a name of the public surface (kl.audit, kl.generate, kl.train): jsonargparse looks its name up in the
+package, which would import torch.
 """
 
 from __future__ import annotations
 
 import re
-from argparse import Action
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from inspect import signature
+from itertools import zip_longest
 from keyword import iskeyword
 from typing import Any, get_type_hints
 
-from docstring_parser import parse as parse_docstring
-from jsonargparse import SUPPRESS, ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentParser
 
-from keepleft import __version__
-from keepleft.cli.generation_flags import add_generation_flags
+from keepleft.cli.generation_flags import add_generation_flags, switch_names
 
 DATACLASS_PARAMETERS = ("flags", "options")
 SPECIAL_PARAMETERS = {"inputs", "explicit_options", *DATACLASS_PARAMETERS}
-# how usage lines show `inputs`
-INPUTS_USAGE = {
-    "generate": "[MODEL] [TEXT ...]",
-    "chat": "[MODEL]",
-    "eval": "MODEL DATA [DATA]",
-    "audit": "[MODEL]",
-    "show": "MODEL [TEXT]",
-}
-THREADS_HELP = "CPU threads at most; if not given, as many as there are cores for this process"
-DEFAULT_INPUTS_USAGE = "MODEL [TEXT ...]"
 
 
-def build_parser(commands: dict[str, Callable[..., int]], arguments: list[str]) -> ArgumentParser:
-    """The parser of all commands; only the command that the arguments name gets its options."""
-    requested = next((word for word in arguments if word in commands), None)
+def build_parser(command: Callable[..., int]) -> ArgumentParser:
+    """The parser of one command. Its errors are raised, not printed."""
     parser = ArgumentParser(
         prog="keepleft",
-        version=__version__,
         exit_on_error=False,
         allow_abbrev=False,
-        formatter_class=HelpFormatter,  # the parsers of the commands inherit it
-        usage="keepleft COMMAND [options]",
-        description="Train, run, serve, see and audit Transformers that do not peek.",
+        add_help=False,
+        print_config="--print-config",
     )
-    subcommands = parser.add_subcommands(metavar="COMMAND")
-    for name, command in commands.items():
-        summary = (command.__doc__ or "").splitlines()[0]
-        subparser = _command_parser(name, command) if name == requested else ArgumentParser()
-        subcommands.add_subcommand(name, subparser, help=summary)
+    parameters = signature(command).parameters
+    if "recipe" in parameters:
+        parser.add_argument("--config", action="config")
+    if "inputs" in parameters:
+        parser.add_argument("inputs", nargs="*").required = False
+    _add_parameters(parser, command)
+    if "flags" in parameters:
+        _add_parameters(parser, get_type_hints(command)["flags"])
+    if "options" in parameters:
+        add_generation_flags(parser)
+    if "threads" not in parameters:
+        parser.add_argument("--threads", type=int | None, default=None)
+    _spell_with_hyphens(parser)
     return parser
 
 
-def normalise_arguments(arguments: list[str]) -> list[str]:
+def normalise_arguments(arguments: list[str], command: Callable[..., int]) -> list[str]:
     """Spell options as the parser knows them.
 
     Underscores in a name become hyphens: --max_new_tokens is --max-new-tokens. The keys of --design are
     fields of a Design and go the other way: --design.kv-heads is --design.kv_heads. The file of `--train FILE
     --train.columns …` gets its full name, --train.path, since the second option would otherwise replace it.
+    A switch of GenerationConfig takes true or false, and no other word that follows it: --do-sample "A text".
     """
     arguments = [re.sub(r"^--[\w.-]+", lambda match: _normalise_name(match[0]), text) for text in arguments]
     for name in ("--train", "--valid"):
         if any(argument.startswith(f"{name}.") for argument in arguments):
             arguments = [re.sub(rf"^{name}(?==|$)", f"{name}.path", argument) for argument in arguments]
+    if "options" in signature(command).parameters:
+        switches = {f"--{name.replace('_', '-')}" for name in switch_names()}
+        arguments = [
+            f"{text}=true" if text in switches and after.lower() not in ("true", "false") else text
+            for text, after in zip_longest(arguments, arguments[1:], fillvalue="")
+        ]
     return arguments
 
 
@@ -97,78 +98,11 @@ def command_arguments(
     return arguments
 
 
-class HelpFormatter(DefaultHelpFormatter):
-    """Fills paragraphs, except indented ones (examples); leaves out types that say nothing."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n\n".join(
-            part if part.startswith(" ") else super(HelpFormatter, self)._fill_text(part, width, indent)
-            for part in text.split("\n\n")
-        )
-
-    def _get_help_string(self, action: Action) -> str:
-        text = super()._get_help_string(action)
-        if action.default is None or action.default is False:
-            text = re.sub(r"(, )?default: %\(default\)s", "", text).replace(" ()", "")
-        is_choice = (self._get_type_str(action) or "").startswith("one of")
-        return text.replace("type: %(type)s", "%(type)s") if is_choice else text
-
-    def _get_type_str(self, action: Action) -> str | None:
-        text = re.sub(r"Optional\[(.*)\]", r"\1", super()._get_type_str(action) or "")
-        text = re.sub(r"(, | \| )null(?=\]|$)", "", text)
-        if choices := re.fullmatch(r"Literal\[(.*)\]", text):
-            return None if action.metavar else "one of " + choices[1].replace("'", "")
-        is_obvious = text in ("", "str", "bool") or "dict[" in text or "Config" in text
-        return None if is_obvious else text
-
-    def _format_action_invocation(self, action: Action) -> str:
-        """Leaves out --train+, which appends to a list."""
-        text = super()._format_action_invocation(action)
-        return ", ".join(part for part in text.split(", ") if not part.split(" ")[0].endswith("+"))
-
-
-def _command_parser(name: str, command: Callable[..., int]) -> ArgumentParser:
-    docstring = parse_docstring(command.__doc__ or "")
-    parameters = signature(command).parameters
-    parser = ArgumentParser(
-        description="\n\n".join(filter(None, [docstring.short_description, docstring.long_description])),
-        exit_on_error=False,
-        allow_abbrev=False,
-        print_config="--print-config",
-    )
-    if "recipe" in parameters:
-        parser.add_argument(
-            "--config", action="config", help="a YAML file with any of these options; later options win"
-        )
-    if "inputs" in parameters:
-        help_text = next(param.description for param in docstring.params if param.arg_name == "inputs")
-        usage = INPUTS_USAGE.get(name, DEFAULT_INPUTS_USAGE)
-        parser.add_argument("inputs", nargs="*", metavar=usage, help=help_text).required = False
-    _add_parameters(parser, command)
-    if "flags" in parameters:
-        _add_parameters(parser, get_type_hints(command)["flags"])
-    if "options" in parameters:
-        add_generation_flags(parser)
-    if "threads" not in parameters:
-        parser.add_argument("--threads", type=int | None, default=None, help=THREADS_HELP)
-    _spell_with_hyphens(parser)
-    positionals = []
-    for action in parser._actions:
-        if not action.option_strings:
-            action.metavar = str(action.metavar or action.dest.upper())
-            positionals.append(action.metavar)
-        elif action.dest.endswith(".help"):
-            action.help = SUPPRESS  # --train.help and its like, a help page of their own; --train says it all
-    parser.usage = " ".join(["keepleft", name, *positionals, "[options]"])
-    return parser
-
-
 def _add_parameters(parser: ArgumentParser, source: Callable[..., Any]) -> None:
     """Add the parameters of a command, or the fields of a dataclass, as options."""
     hints = get_type_hints(source)
     # Left as strings, jsonargparse would resolve them by running the imports under TYPE_CHECKING: torch.
     (source.__init__ if isinstance(source, type) else source).__annotations__ = hints  # type: ignore[misc]
-    help_texts = {param.arg_name: param.description for param in parse_docstring(source.__doc__ or "").params}
     defaults = {name: parameter.default for name, parameter in signature(source).parameters.items()}
     switches = sorted(name for name, default in defaults.items() if default is False)
     tuples = [name for name, default in defaults.items() if isinstance(default, tuple)]
@@ -179,15 +113,11 @@ def _add_parameters(parser: ArgumentParser, source: Callable[..., Any]) -> None:
     else:
         parser.add_function_arguments(source, as_group=False, as_positional=True, skip=skipped)
     for name in keywords:
-        parser.add_argument(
-            f"--{name.rstrip('_')}", type=hints[name], default=defaults[name], help=help_texts.get(name)
-        )
+        parser.add_argument(f"--{name.rstrip('_')}", type=hints[name], default=defaults[name])
     for name in tuples:
-        parser.add_argument(
-            f"--{name}", nargs="+", type=int, default=list(defaults[name]), help=help_texts.get(name)
-        )
+        parser.add_argument(f"--{name}", nargs="+", type=int, default=list(defaults[name]))
     for name in switches:
-        parser.add_argument(f"--{name}", action="store_true", help=help_texts.get(name))
+        parser.add_argument(f"--{name}", action="store_true")
 
 
 def _spell_with_hyphens(parser: ArgumentParser) -> None:

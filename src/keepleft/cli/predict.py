@@ -22,15 +22,17 @@ def classify(
     device: str | None = None,
     json: bool = False,
 ) -> int:
-    """Classify texts.
+    """Label texts with a classifier, such as one that `keepleft train --task classify` made.
+
+    Prints the likeliest label of each text, and its probability.
 
     Args:
-        inputs: a model, then texts; without texts, the lines of --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
         input: a file of texts, one per line
-        output: a file for the results, written completely or not at all
+        output: a file for the results. It is written completely or not at all
         batch_size: texts in a batch
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object per line, with the probability of every label
     """
@@ -70,13 +72,15 @@ def fill(
 ) -> int:
     """Predict the masked tokens of a text, with a masked language model (BERT).
 
+    Write the mask token of the model, [MASK] or <mask>, where a word is missing.
+
     Args:
-        inputs: a model, then texts with the tokenizer's mask token ([MASK], <mask>) in them; without texts,
-            the lines of --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts with mask
+            tokens in them. Without texts, the lines of --input or of a pipe
         input: a file of texts, one per line
         count: how many of the likeliest tokens to print
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object per line
     """
@@ -110,13 +114,15 @@ def score(
 ) -> int:
     """Score texts: their log-probability, and the perplexity per token.
 
+    Without texts, it reads the lines of --input or of a pipe.
+
     Args:
-        inputs: a model, then texts; for an encoder-decoder, source and target separated by a tab; without
-            texts, the lines of --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts. For an
+            encoder-decoder, source and target separated by a tab
         input: a file of texts, one per line
-        output: a file for the results, written completely or not at all
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights
+        output: a file for the results. It is written completely or not at all
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
         tokens: print the log-probability of every token
         json: print one JSON object per line

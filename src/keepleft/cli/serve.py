@@ -49,43 +49,40 @@ def serve(
 ) -> int:
     """Serve a model over HTTP: OpenAI's API, our own routes, and the explorer page.
 
-    Any OpenAI client works with base_url http://127.0.0.1:8000/v1. On Ctrl-C or SIGTERM the server finishes
-    the requests in flight.
+    OpenAI clients take base_url http://127.0.0.1:8000/v1; a browser opens the page.
 
-        keepleft serve runs/en-fr/model
-        curl localhost:8000/v1/models
+    On Ctrl-C or SIGTERM the server finishes the requests in flight.
 
     Args:
-        model: a directory, a GGUF file, the name of an installed model, or a name on the Hugging Face hub
-        host: the address to listen on; other machines reach the server only if it is not a loopback address
-        port: 0 takes a free port, which is printed to stderr
-        api_key: the key that clients must send (Authorization: Bearer KEY); the environment variable
+        model: a folder, a GGUF file, an installed model, or a name on the Hugging Face hub
+        host: the address to listen on; 0.0.0.0 lets other machines in
+        port: the port to listen on; 0 takes a free one. It is printed to stderr
+        api_key: the key that clients must send (Authorization: Bearer KEY). The environment variable
             KEEPLEFT_API_KEY does the same without showing up in the process list
-        api_key_file: a file with several keys, one per line, each perhaps with a name for logs and metrics
-            and a share of the server (KEY name=team-a weight=2); nothing is shared between clients with
-            different keys
+        api_key_file: a file with a key in each line. A key may have a name for logs and metrics and a share
+            of the server (KEY name=team-a weight=2); nothing is shared between clients with different keys
         operator_key: the key that may see all metrics, and the page's view of the server; the environment
             variable KEEPLEFT_OPERATOR_KEY or `operator` behind a key in the file does the same
-        served_model_name: the name of the model in the API; if not given, NAME for runs/NAME/model, and
+        served_model_name: the name of the model in the API. If not given, NAME for runs/NAME/model, and
             the name of the directory or file for any other
-        max_model_len: maximum tokens of prompt and output together
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights; int8 is for CPUs
+        max_model_len: the most tokens of prompt and output together
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs
         device: cpu or cuda; a GPU is used if there is one
-        threads: CPU threads for the model; if not given, one for a small model and all for others
-        max_num_seqs: sequences decoded together (continuous batching); each beam is one
-        kv_cache_memory: GiB for the KV cache; if not given, a quarter of the free memory on a CPU, four
+        threads: CPU threads for the model. If not given, one for a small model and all for others
+        max_num_seqs: sequences decoded together (continuous batching). Each beam is one
+        kv_cache_memory: GiB for the KV cache. If not given, a quarter of the free memory on a CPU, four
             fifths on a GPU
-        max_requests: requests in flight; more are answered with 429 and Retry-After (short for
+        max_requests: requests in flight. More are answered with 429 and Retry-After (short for
             --limits.requests)
         shutdown_timeout: seconds that requests in flight may take to finish when the server shuts down
-        allow_origin: origins of web pages that may use the API (CORS), as in https://example.org or
+        allow_origin: web pages that may use the API (CORS), as in https://example.org. Several as in
             '[https://a.example, https://b.example]'
         allow_host: further host names that are accepted on a loopback address, for a server behind a proxy
         runs: a folder of run directories, for the training view of the page
         compare: the folder that `keepleft compare` wrote, for the page
         log_level: requests are logged at info, one JSON object per line on stderr
-        limits: limits of one request, and of the server
+        limits: limits of a request and of the server
     """
     from contextlib import closing
     from dataclasses import replace

@@ -23,28 +23,22 @@ def show(
     dtype: Dtype = "float32",
     device: str | None = None,
 ) -> int:
-    """Write the explorer page for a text into one HTML file, which needs nothing but a browser.
+    """Write a web page that shows what a model does with a text, all in one file.
 
-    Name a model, then a text:
+    Attention maps, next tokens, the beam tree, masks, the audit, training curves.
 
-      keepleft show runs/mine/model "The sea is calm" --html sea.html
-      keepleft show runs/en-fr/model --source "I am happy" --html happy.html
-      keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
-
-    The page shows every attention map of the text, the next-token distributions and the beam tree, the masks,
-    the audit, and the training curves. `keepleft serve` shows the same page for any text, as long as it runs.
+    `keepleft serve` shows the same page for any text, as long as it runs.
 
     Args:
-        inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
-            Face hub), then the text to show; an example if not given
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then the text to show.
+            Without a text, an example
         html: the file to write
-        source: the source text of an encoder-decoder; the model generates the target if no text is given
-        views: some of attention, decoding, masks, leaks, training, separated by commas; all available ones if
-            not given
+        source: the source text of an encoder-decoder. The model generates the target if no text is given
+        views: some of attention, decoding, masks, leaks, training, with commas between. All if not given
         runs: a folder of run directories, for the training view
         compare: the folder that `keepleft compare` wrote
-        revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
-        dtype: data type of the weights; int8 is for CPUs
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs
         device: cpu or cuda; a GPU is used if there is one
     """
     if html is None:

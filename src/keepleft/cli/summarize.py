@@ -17,8 +17,7 @@ def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags
     as its text, and ten, and no three tokens in a row occur in it twice.
 
     Args:
-        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts, the lines
-            of --input or stdin
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
     """
     model, texts = text_io.split_model_and_texts(inputs, require_model=True)
     assert model is not None

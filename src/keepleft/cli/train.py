@@ -41,29 +41,29 @@ def train_model(
     no_audit: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
-    """Train a model from plain files. Tasks: translate, summarize, lm, classify, mlm, span, denoise.
+    """Train a model on your own files, check it for leaks, and save it in runs/TASK/model.
+
+    What --size and the options leave open is chosen from the data.
 
     Args:
-        task: translate and summarize read pairs; lm, mlm (BERT), span (T5) and denoise (BART) read texts;
-            classify reads texts and labels
-        train: the training data. A file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or
-            hf:NAME for a Hugging Face dataset; or two line-aligned files, --train.src a.en --train.tgt a.fr.
-            With a table, --train.columns '[text, summary]' names its columns, in the order of the task's
-            fields; --train.tag '<2fr>' puts a language tag before each source, so that one model can generate
-            several languages
-        valid: the validation data, given like --train (--valid.src, --valid.tgt, --valid.columns,
-            --valid.tag); if not given, a part of the training data is held out
+        task: translate, summarize, lm, classify, mlm, span or denoise. Pairs are read by translate and
+            summarize, texts by lm, mlm (BERT), span (T5) and denoise (BART), texts with labels by classify
+        train: training data: a file of texts, of pairs, or of texts and labels. A .txt .tsv .csv .jsonl or
+            .parquet file, or .gz of these, "-" for stdin, or hf:NAME for a Hugging Face dataset; or two
+            line-aligned files, --train.src a.en --train.tgt a.fr. With a table, --train.columns '[text,
+            summary]' names its columns, in the order of the task's fields; --train.tag '<2fr>' puts a
+            language tag before each source, so that one model can generate several languages
+        valid: validation data, given like --train. If not given, a part of the training data is held out
         out: the run directory; runs/TASK if not given. --resume finds the run by it, or by --task
-        size: the size of the model: tiny, small or base; --design changes single fields of it
-        init_from: a model directory, or a name on the Hugging Face hub, to start from instead of random
-            weights
-        revision: of --init-from on the hub: the branch, tag or commit to load; NAME@REVISION does the same.
-            The run records the commit, and resumes from it
-        preset: the preset whose design the model follows (gpt2, llama3, t5, bart, marian, bert, …)
-        design: fields of the model's design: --design.dim 256 --design.layers 4 --design.dropout 0.2
-        tokenizer: the tokenizer
-        batch: the batches
-        recipe: the optimizer, its schedule, and what happens at which step
+        size: the size of the model. --design changes single fields of it
+        init_from: a model to start from instead of random weights: a folder, or a name on the hub
+        revision: the branch, tag or commit of --init-from on the hub; NAME@REVISION does the same. The run
+            records the commit, and resumes from it
+        preset: the published model whose design it has: gpt2, llama3, t5, marian, bert, …
+        design: fields of the model's design. Usually one by one: --design.dim 256 --design.layers 4
+        tokenizer: tokenizer
+        batch: batches
+        recipe: optimizer, schedule and checkpoints
         lora: train LoRA matrices of this rank and merge them at the end; 0: train all weights
         average_last: save the average of this many last checkpoints; 0: save the best checkpoint
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it

@@ -25,21 +25,15 @@ def translate(
     tag: str | None = None,
     alignments: bool = False,
 ) -> int:
-    """Translate texts: into a language that a multilingual model writes, or with a model of your own.
+    """Translate texts, with the translator that comes with keepleft or a model of your own.
 
-    Without a model, the translator that comes with keepleft does it: English to French, German and Hindi, and
-    back.
-
-        keepleft translate "Where is the station?" --to fr
-        keepleft translate --to en --input lettre.txt --output letter.txt
-        keepleft translate runs/en-fr/model "I am happy" --num-beams 4
+    It translates English to French, German and Hindi, and back. Line n of the output belongs to line n.
 
     Args:
-        inputs: texts, after the model if it is not the translator that comes with keepleft (a directory, or a
-            name on the Hugging Face hub); without texts, the lines of --input or stdin
-        to: the language to write: fr, de, hi or en. Texts are cut into sentences, and put together again
-        tag: the language tag, a token, for a multilingual model; --to fr stands for <2fr>
-        alignments: print the source token that each token attends to most, as i-j pairs
+        inputs: texts, after the model if it is your own (a folder, or a name on the hub)
+        to: the language to write: fr, de, hi or en. A text is translated sentence by sentence
+        tag: the language tag of a multilingual model, a token such as '<2fr>'; --to fr stands for it
+        alignments: print which source token each token attends to most, as pairs i-j
     """
     if to is not None and tag is not None:
         raise ValueError(f"--to {to} and --tag {tag} were given: they say the same, so give one of them")

@@ -84,7 +84,7 @@ class GenerationConfig:
     # length
     max_new_tokens: int | None = option("maximum number of tokens to generate", at_least(0), http=HTTP_COUNT)
     max_length: int | None = option(
-        "the same with the prompt counted; max_new_tokens takes precedence", at_least(0)
+        "maximum number of tokens, the prompt included; max_new_tokens takes precedence", at_least(0)
     )
     max_length_factor: float | None = option(
         "encoder-decoders, where neither is given: at most so many tokens for each of the source, and ten; 2 "
@@ -95,9 +95,13 @@ class GenerationConfig:
     min_new_tokens: int | None = option(
         "no end-of-sequence token before so many new tokens", at_least(0), http=HTTP_COUNT
     )
-    min_length: int | None = option("the same with the prompt counted", at_least(0))
+    min_length: int | None = option(
+        "no end-of-sequence token before so many tokens, the prompt included", at_least(0)
+    )
     max_time: float | None = option(
-        "seconds; the token being generated is finished", POSITIVE, http=HTTPField(le=86_400)
+        "stop after so many seconds, when the token being generated is finished",
+        POSITIVE,
+        http=HTTPField(le=86_400),
     )
     stop_strings: str | list[str] | None = option(
         "stop at the first of these strings, wherever tokens begin and end", http=HTTP
@@ -127,7 +131,11 @@ class GenerationConfig:
     )
     # sampling filters
     temperature: float | None = option(
-        "below 1 sharper, above 1 flatter", POSITIVE, sampling=True, neutral=1.0, http=HTTPField(0, 2)
+        "below 1 makes likely tokens likelier, above 1 the others",
+        POSITIVE,
+        sampling=True,
+        neutral=1.0,
+        http=HTTPField(0, 2),
     )
     top_k: int | None = option(
         "keep the k most likely tokens", at_least(0), sampling=True, neutral=50, http=HTTP_COUNT
@@ -156,7 +164,11 @@ class GenerationConfig:
         "keep tokens of at least this probability", BELOW_ONE, sampling=True, neutral=0.0, http=HTTP
     )
     eta_cutoff: float | None = option(
-        "the same, lower where the distribution is flat", BELOW_ONE, sampling=True, neutral=0.0, http=HTTP
+        "like epsilon_cutoff, but lower where the distribution is flat",
+        BELOW_ONE,
+        sampling=True,
+        neutral=0.0,
+        http=HTTP,
     )
     # logits processors
     repetition_penalty: float | None = option(
@@ -178,8 +190,10 @@ class GenerationConfig:
         "no n-gram of this size of the source is repeated", at_least(0), http=HTTP_FEW
     )
     bad_words_ids: list[list[int]] | None = option("token sequences that must not occur", http=HTTP)
-    sequence_bias: Any = option("{(tokens): bias} or [[[tokens], bias]]", http=HTTP)
-    logit_bias: dict[int, float] | None = option("{token: bias}", http=HTTP)
+    sequence_bias: Any = option(
+        "added to the logit that would complete a sequence: [[[tokens], bias]]", http=HTTP
+    )
+    logit_bias: dict[int, float] | None = option("added to the logits of tokens: {token: bias}", http=HTTP)
     suppress_tokens: list[int] | None = option("tokens that must not occur", http=HTTP)
     begin_suppress_tokens: list[int] | None = option("tokens that must not come first", http=HTTP)
     shortlist: list[int] | None = option("the only tokens that may occur", http=HTTP)
@@ -212,8 +226,8 @@ class GenerationConfig:
         "decode each prompt alone, so that logits are the same bit for bit in any batch"
     )
     # special tokens
-    pad_token_id: int | None = option()
-    bos_token_id: int | None = option()
+    pad_token_id: int | None = option("the padding token")
+    bos_token_id: int | None = option("the token that a text begins with")
     eos_token_id: int | list[int] | None = option("one or several end-of-sequence tokens", http=HTTP)
     decoder_start_token_id: int | None = option("encoder-decoders: the first token of the decoder")
 

@@ -71,8 +71,9 @@ def max_length(job: TrainJob, typical_length: int) -> int:
 def preset(name: str) -> Design:
     """A preset by name. Raises ValueError, with similar names, if there is none."""
     if name not in presets.ALL:
-        close = get_close_matches(name, presets.ALL, 3) or list(presets.ALL)
-        raise ValueError(f"no preset is called {name!r}: did you mean {' or '.join(close)}?")
+        close = get_close_matches(name, presets.ALL, 3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(presets.ALL)}"
+        raise ValueError(f"no preset is called {name!r}: {hint}")
     return presets.ALL[name]
 
 

@@ -65,9 +65,10 @@ class BatchConfig:
     """How texts become batches.
 
     Args:
-        tokens: tokens in a step, on all devices together, padding included; of pairs the longer side counts
-        micro_tokens: tokens in a micro-batch, one pass of one device; gradients are accumulated over tokens /
-            micro_tokens of them; if not given, a step is one pass
+        tokens: tokens in a step, on all devices together. Padding counts, and of pairs the longer side;
+            chosen by size if not given
+        micro_tokens: tokens in a micro-batch, one pass of one device; the gradients of several are
+            accumulated to a step; if not given, a step is one pass
         max_length: the most tokens of a text; longer ones are left out (translate), truncated (summarize,
             classify) or split (all other tasks)
         pack: sequence packing: put several texts into a row, masked from each other, instead of padding

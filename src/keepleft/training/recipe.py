@@ -45,23 +45,22 @@ class Recipe:
             together with this weight (5 suits small translation data); a step takes twice as long; 0: no
         ema_decay: keep an exponential moving average (EMA) of the weights with this decay (0.999), and
             evaluate and save that; 0: none
-        precision: of the matrix products; auto is bfloat16 on a GPU that supports it, float32 elsewhere
+        precision: data type of the matrix products; auto is bfloat16 on a GPU that supports it, float32
+            elsewhere
         activation_checkpointing: recompute the activations of each layer in the backward pass: less memory, a
             third more time
         compile: compile the model with torch.compile; if not given, where it pays
         cuda_graph: capture a step as a CUDA graph and replay it (one GPU, batches of one shape); if not
             given, where it can be done
         log_every: steps between reports
-        eval_every: steps between evaluations; if not given, only at the end (`keepleft train` takes a tenth
-            of the steps)
-        save_every: steps between checkpoints; if not given, only at the end (`keepleft train` takes a tenth
-            of the steps)
+        eval_every: steps between evaluations. In Python, only at the end if not given
+        save_every: steps between checkpoints. In Python, only at the end if not given
         save_minutes: minutes after which a checkpoint is saved between those of save_every, so that a crash
             loses no more; it replaces the one before, and influences no result; 0: none
         keep_checkpoints: how many of the latest checkpoints to keep; the best one is kept besides
         metric: the metric that the best checkpoint is chosen by
         patience: early stopping after this many evaluations without a better one; if not given, never
-        seed: of dropout, of the order of the data and of new weights
+        seed: the seed of dropout, of the order of the data and of new weights
     """
 
     steps: int = 1000

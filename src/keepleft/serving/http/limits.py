@@ -22,14 +22,14 @@ class Limits:
         prompts: prompts in one request
         choices: choices in one response, over all prompts
         n: choices for one prompt (n, best_of, num_return_sequences)
-        beams: num_beams
-        new_tokens: max_tokens
+        beams: beams of a beam search (num_beams)
+        new_tokens: tokens to generate (max_tokens)
         context: tokens of prompt and output together, for a model without a maximum of its own
         characters: characters of one text
         logprobs: top logprobs of each token
         reported_logprobs: logprobs in one response: for each token of each choice (of an echoed prompt too)
             its own and the top logprobs; for each token of a scored text one
-        stop_strings: stop strings
+        stop_strings: stop strings of one request
         stop_characters: characters of one stop string
         tokens: entries of logit_bias and of token lists (suppress_tokens, bad_words_ids, …), and their rows
         messages: messages of one chat
