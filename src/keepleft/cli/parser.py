@@ -39,6 +39,7 @@ INPUTS_USAGE = {
     "eval": "MODEL DATA [DATA]",
     "audit": "[MODEL]",
     "show": "MODEL [TEXT]",
+    "fetch": "[NAME ...]",
 }
 THREADS_HELP = "CPU threads at most; if not given, as many as there are cores for this process"
 DEFAULT_INPUTS_USAGE = "MODEL [TEXT ...]"
