@@ -7,7 +7,7 @@ LOCKED := --require-hashes --no-deps --no-build-isolation --requirement
 TORCH ?= torch==2.13.0
 TOOLS := .cache/tools
 
-.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs mutants lock sbom audit-deps bandit pip-audit npm-audit clean
+.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs mutants lock sbom release-check audit-deps bandit pip-audit npm-audit clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -25,6 +25,7 @@ help:
 	@echo "make docs      the documentation site, into site/"
 	@echo "make lock      resolve requirements/*.lock again; UPGRADE=1 takes newer versions"
 	@echo "make sbom      the software bill of materials (CycloneDX), into dist/"
+	@echo "make release-check  build, install and try what would be released; TAG=v1.2.3 for a tag"
 	@echo "make audit-deps  known vulnerabilities in dependencies (pip-audit, npm audit), and bandit on src"
 	@echo "make clean     remove .venv and everything built"
 
@@ -107,6 +108,9 @@ lock: $(TOOLS)/.done
 
 sbom: $(TOOLS)/.done
 	@$(TOOLS)/bin/python requirements/sbom.py
+
+release-check: $(TOOLS)/.done
+	@$(TOOLS)/bin/python requirements/release_check.py --torch='$(TORCH)' $(if $(TAG),--tag='$(TAG)')
 
 audit-deps:
 	@$(MAKE) --keep-going --no-print-directory bandit pip-audit npm-audit

