@@ -18,6 +18,7 @@ from sbom import read_lock
 
 from keepleft.cli import fetch, main, paths, pip_download
 from keepleft.cli.paths import WEIGHT_PACKAGES, WeightPackage, data_folder, installed_weights, model_path
+from keepleft.cli.text_io import split_model_and_texts
 
 ROOT = Path(__file__).parent.parent.parent
 CODE = "raise SystemExit('code of the package was run')\n"
@@ -204,6 +205,23 @@ def test_a_model_that_is_known_and_not_installed_names_the_command_that_gets_it(
     assert "Tiny is not installed: keepleft fetch Tiny" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match="keepleft fetch Tiny"):
         model_path("Tiny", "v1")
+
+
+def test_a_folder_with_the_name_of_weights_is_a_model_only_if_it_holds_one(index, tmp_path, monkeypatch):
+    """In a clone of the repository there is a folder `translator`."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "Tiny"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError, match="keepleft fetch Tiny"):
+        model_path("Tiny")
+    main(["fetch", "Tiny"])
+    assert model_path("Tiny") == str(installed_weights()["Tiny"])
+    assert split_model_and_texts(["Tiny", "x"], require_model=False) == (
+        str(installed_weights()["Tiny"]),
+        ["x"],
+    )
+    (folder / "config.json").write_text("{}")
+    assert model_path("Tiny") == "Tiny"
 
 
 def test_a_package_without_a_model_in_it_is_not_installed(index, tmp_path, monkeypatch):

@@ -104,8 +104,8 @@ def model_path(model: str, revision: str | None = None) -> str:
     With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine, and
     FileNotFoundError for one that keepleft knows by name and that is not installed.
     """
-    path = model if Path(model).exists() else str(installed_weights().get(model, model))
-    if path in WEIGHT_PACKAGES and not Path(path).exists():
+    path = model if is_on_disk(model) else str(installed_weights().get(model, model))
+    if path in WEIGHT_PACKAGES and not is_on_disk(path):
         raise FileNotFoundError(f"{model} is not installed: {fetch_command(model)}")
     if revision is None:
         return path
@@ -117,6 +117,14 @@ def model_path(model: str, revision: str | None = None) -> str:
     if "@" in path:
         raise ValueError(f"{model} names a revision already: leave --revision {revision} out")
     return f"{path}@{revision}"
+
+
+def is_on_disk(model: str) -> bool:
+    """Is it the path of something? A folder that happens to have the name of weights counts if it holds some.
+
+    In a clone of this repository there is a folder `translator`.
+    """
+    return _holds_weights(Path(model)) if model in WEIGHT_PACKAGES else os.path.exists(model)
 
 
 def fetch_command(name: str) -> str:
