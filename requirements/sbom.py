@@ -1,8 +1,9 @@
 """Write the software bill of materials of the wheel, as CycloneDX JSON: `make sbom`.
 
 It lists what pip installs with keepleft and its extras, at the versions that keepleft is tested with
-(extras.lock, torch.lock), and the npm packages that are bundled into the explorer's page (package-lock.json).
-The hashes of a component are those of every file of that release. The same sources give the same bytes.
+(extras.lock, torch.lock), the translator's package of this repository, and the npm packages that are bundled
+into the explorer's page (package-lock.json). The hashes of a component are those of every file of that
+release; the translator's has none before it is built. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -69,9 +70,11 @@ def bill_of_materials() -> JSON:
     npm_components, npm_dependencies = bundled_npm_packages()
     required = required_names(packages, map(requirement_name, project["dependencies"]))
     components = [pypi_component(package, package.name in required) for package in packages]
+    translator = translator_component()
     direct = [package.purl for package in packages if project["name"] in package.parents]
     dependencies = [
-        {"ref": root, "dependsOn": sorted([*direct, *npm_dependencies.pop("")])},
+        {"ref": root, "dependsOn": sorted([*direct, translator["bom-ref"], *npm_dependencies.pop("")])},
+        {"ref": translator["bom-ref"], "dependsOn": []},
         *({"ref": package.purl, "dependsOn": children(package, packages)} for package in packages),
         *({"ref": ref, "dependsOn": npm_dependencies[ref]} for ref in npm_dependencies),
     ]
@@ -91,7 +94,9 @@ def bill_of_materials() -> JSON:
                 "purl": root,
             },
         },
-        "components": sorted([*components, *npm_components], key=lambda component: component["bom-ref"]),
+        "components": sorted(
+            [*components, translator, *npm_components], key=lambda component: component["bom-ref"]
+        ),
         "dependencies": sorted(dependencies, key=lambda dependency: str(dependency["ref"])),
     }
     bill["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(bill))}"
@@ -130,6 +135,22 @@ def pypi_component(package: LockedPackage, required: bool) -> JSON:
     if package.marker is not None:
         component["properties"] = [{"name": "keepleft:marker", "value": package.marker}]
     return component
+
+
+def translator_component() -> JSON:
+    """keepleft-translator, the weights behind the extra `translator`."""
+    project = tomllib.loads((ROOT / "translator" / "pyproject.toml").read_text("utf-8"))["project"]
+    url = f"pkg:pypi/{project['name']}@{project['version']}"
+    return {
+        "type": "machine-learning-model",
+        "bom-ref": url,
+        "name": project["name"],
+        "version": project["version"],
+        "description": project["description"],
+        "scope": "optional",
+        "licenses": [{"license": {"id": project["license"]}}],
+        "purl": url,
+    }
 
 
 def bundled_npm_packages() -> tuple[list[JSON], dict[str, list[str]]]:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def weights(name: str):
     path = installed_weights().get(name)
     if path is None:
-        pytest.skip(f"{name} is not installed: make weights")
+        pytest.skip(f"{name} is not installed: keepleft fetch {name}")
     return path
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -43,13 +44,44 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 def free_memory(root: Path = ROOT) -> int:
     """Free bytes of main memory, of the machine or below the limit of the control group."""
-    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    free = [_free_memory_of_machine()]
     for folder in _group_folders(root, "memory"):
         for limit_name, usage_name in MEMORY_FILES:
             match _read_words(folder / limit_name), _read_words(folder / usage_name):
                 case (limit,), (usage,) if limit.isdigit() and int(limit) < NO_MEMORY_LIMIT:
                     free.append(max(0, int(limit) - int(usage) + _file_cache(folder)))
     return min(free)
+
+
+def _free_memory_of_machine() -> int:
+    """Free bytes of main memory; on macOS, which does not say, half of all."""
+    if sys.platform == "win32":
+        return _free_memory_of_windows()
+    page_size = os.sysconf("SC_PAGE_SIZE")
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * page_size
+    except ValueError:  # the system does not have the name
+        return os.sysconf("SC_PHYS_PAGES") * page_size // 2
+
+
+def _free_memory_of_windows() -> int:
+    import ctypes
+
+    class MemoryStatus(ctypes.Structure):
+        """MEMORYSTATUSEX of the Windows API."""
+
+        _fields_ = [
+            ("length", ctypes.c_uint32),
+            ("load", ctypes.c_uint32),
+            *((name, ctypes.c_uint64) for name in ("total", "available", "total_page", "available_page")),
+            *((name, ctypes.c_uint64) for name in ("total_virtual", "available_virtual", "extended")),
+        ]
+
+    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
+    library = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+    if not library.GlobalMemoryStatusEx(ctypes.byref(status)):
+        raise OSError(f"GlobalMemoryStatusEx failed: error {ctypes.get_last_error()}")  # type: ignore[attr-defined]
+    return int(status.available)
 
 
 def _file_cache(folder: Path) -> int:

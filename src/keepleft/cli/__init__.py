@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 success, 1 a finding or a failed quality gate, 2 a usage error."""
+    from keepleft.cli.streams import use_utf8
+
+    use_utf8()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         exit_code = _print_help(arguments) if _asks_for_help(arguments) else _run_command(arguments)
@@ -81,11 +84,12 @@ def _run_command(arguments: list[str]) -> int:
     row = find_command(name)
     command = row.load()
 
-    from keepleft.cli.parser import build_parser, command_arguments, normalise_arguments
+    from keepleft.cli.parser import build_parser, command_arguments, normalise_arguments, positionals_last
     from keepleft.cli.threads import configure_threads
 
     arguments = normalise_arguments(arguments, command)
     parser = build_parser(command)
+    arguments = positionals_last(arguments, parser)
     try:
         parsed = parser.instantiate(parser.parse_args(arguments))
         explicit_options = set(parser.parse_args(arguments, defaults=False).keys())

@@ -31,7 +31,7 @@ def demo(
     It needs no data and no network.
 
     Args:
-        prompt: the text that an installed model continues, if there is one
+        prompt: the text that an installed model continues, if there is one (keepleft fetch)
         steps: training steps of the translator; 0 leaves it out
         out: the folder for the plot of its attention
         phrases: only write the training phrases into this folder, to try `keepleft train` with
@@ -227,7 +227,7 @@ def show_continuation(prompt: str) -> None:
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
         print(
-            "None are installed. In a clone, `make weights` downloads two small models; then run this again."
+            "None are installed. `keepleft fetch SmolLM2-135M-Instruct` downloads 93 MB; then run this again."
         )
         return
     try:

@@ -58,7 +58,8 @@ def best_installed() -> str:
     installed = {name: path for name, path in installed_weights().items() if path.suffix == ".gguf"}
     if not installed:
         raise ValueError(
-            "no model was named, and none is installed: give a model directory first, or `make weights`"
+            "no model was named, and none is installed: give a model directory first, or get a small model "
+            "with `keepleft fetch SmolLM2-135M-Instruct`"
         )
     name, path = max(installed.items(), key=lambda item: item[1].stat().st_size)
     print(f"using {name}, which is installed", file=sys.stderr)

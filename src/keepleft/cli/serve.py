@@ -24,7 +24,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def serve(
-    model: str,
+    inputs: list[str],
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
@@ -49,12 +49,13 @@ def serve(
 ) -> int:
     """Serve a model over HTTP: OpenAI's API, our own routes, and the explorer page.
 
-    OpenAI clients take base_url http://127.0.0.1:8000/v1; a browser opens the page.
+    OpenAI clients take base_url http://127.0.0.1:8000/v1; a browser opens the page. Without a model it serves
+    the translator that comes with keepleft.
 
     On Ctrl-C or SIGTERM the server finishes the requests in flight.
 
     Args:
-        model: a folder, a GGUF file, an installed model, or a name on the Hugging Face hub
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub)
         host: the address to listen on; 0.0.0.0 lets other machines in
         port: the port to listen on; 0 takes a free one. It is printed to stderr
         api_key: the key that clients must send (Authorization: Bearer KEY). The environment variable
@@ -90,6 +91,7 @@ def serve(
     import torch
 
     from keepleft.cli.paths import check_folders, model_name, model_path
+    from keepleft.cli.translate import SHIPPED_TRANSLATOR, shipped_translator
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.engine import capacity
     from keepleft.serving.engine.thread import run_in_own_thread
@@ -121,7 +123,10 @@ def serve(
     max_descriptors = raise_descriptor_limit()
     host_names = allowed_hosts(host, _as_list(allow_host))
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
-    path = model_path(model, revision)
+    if len(inputs) > 1:
+        raise ValueError(f"{len(inputs)} models were given, {' and '.join(inputs)}: a server has one")
+    model = inputs[0] if inputs else SHIPPED_TRANSLATOR
+    path = model_path(model, revision) if inputs else shipped_translator()
     loaded = run_in_own_thread(lambda: load_for_inference(path, dtype=dtype, device=device))
     name = served_model_name or model_name(model)
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from keepleft.cli.paths import installed_weights
+from keepleft.cli.paths import WEIGHT_PACKAGES, installed_weights, is_on_disk
 
 HUB_NAME = re.compile(  # owner/name or owner/name@revision
     r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w(@[\w./-]+)?", re.ASCII | re.IGNORECASE
@@ -37,9 +37,10 @@ def split_model_and_texts(
             )
         return None, []
     first, *texts = arguments
-    if not os.path.exists(first) and (installed := installed_weights().get(first)):
+    if not is_on_disk(first) and (installed := installed_weights().get(first)):
         return str(installed), texts
-    if require_model or os.path.exists(first) or MODEL_PATH.fullmatch(first) or _is_hub_name(arguments, file):
+    is_known = first in WEIGHT_PACKAGES or os.path.exists(first) or bool(MODEL_PATH.fullmatch(first))
+    if require_model or is_known or _is_hub_name(arguments, file):
         return first, texts
     return None, arguments
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from keepleft.disk.regular_file import open_regular_file
 
 PART_SUFFIX = ".part"
+IS_WINDOWS = os.name == "nt"
 NOT_WRITTEN = "could not be written"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
@@ -103,8 +104,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """fsync a file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """fsync a file or folder. Windows has no fsync for folders, and for files only if they are writable."""
+    if IS_WINDOWS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if IS_WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

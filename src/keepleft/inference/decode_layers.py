@@ -24,6 +24,7 @@ from keepleft.inference.ops import (
     StaticLayout,
 )
 from keepleft.inference.prepack import PrepackedLMHead
+from keepleft.kernels.triton_compat import lacks_triton
 from keepleft.models.heads import LMHeadLayer
 from keepleft.models.transformer import CausalModel
 from keepleft.nn.attention import Attention
@@ -48,6 +49,8 @@ def unsupported_reason(model: nn.Module) -> str | None:
         return f"its mask is {' / '.join(map(str, model.decoder.masks))}"
     if not isinstance(model.head, LMHeadLayer | PrepackedLMHead):
         return "it has no head over a vocabulary"
+    if lacks_triton(model.token.weight.device):
+        return "on a GPU it needs Triton, which is not installed"
     for name, module in model.decoder.named_modules():
         if isinstance(module, Attention) and module.watcher is not None:
             return "its attention is being watched"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keepleft.kernels.triton_compat import cdiv, jit, next_power_of_2, tl
+from keepleft.kernels.triton_compat import cdiv, jit, lacks_triton, next_power_of_2, tl
 
 CPU_BLOCK = 64  # on a CPU: logits per block, whose maximum is found first
 ARGMAX_BLOCK = 4096
@@ -29,7 +29,7 @@ class TopK(NamedTuple):
 def topk_logsumexp(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> TopK:
     """(R, V) → the k highest of each row; of equal ones the first. NaN is never chosen."""
     k = min(k, logits.shape[1])
-    if logits.is_cuda and logits.dtype != torch.float64 and k <= MAX_K:
+    if logits.is_cuda and logits.dtype != torch.float64 and k <= MAX_K and not lacks_triton(logits.device):
         return topk_triton(logits, k)
     logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     top = logits.topk(k) if logits.is_cuda or logits.shape[1] < 4 * CPU_BLOCK * k else topk_blocked(logits, k)

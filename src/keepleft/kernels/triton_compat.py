@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 try:
     import triton.language as tl  # type: ignore[import-not-found]
     from triton import cdiv, jit  # type: ignore[import-not-found]
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-not-found]
-except ImportError:  # it comes with the CUDA builds of PyTorch; no kernel is called without it
+except ImportError:  # it comes with the CUDA builds of PyTorch for Linux; no kernel is called without it
     jit: Any = lambda function: function  # type: ignore[no-redef]
     tl: Any = None  # type: ignore[no-redef]
     cdiv: Any = None  # type: ignore[no-redef]
     gdc_launch_dependents: Any = None  # type: ignore[no-redef]
     gdc_wait: Any = None  # type: ignore[no-redef]
 
-__all__ = ["cdiv", "gdc_launch_dependents", "gdc_wait", "jit", "next_power_of_2", "pdl_kwargs", "tl"]
+__all__ = [
+    "cdiv",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "jit",
+    "lacks_triton",
+    "next_power_of_2",
+    "pdl_kwargs",
+    "tl",
+]
+
+
+def lacks_triton(device: torch.device) -> bool:
+    """Is it a GPU that our kernels cannot run on? PyTorch for Windows comes without Triton."""
+    return device.type == "cuda" and tl is None
 
 
 def next_power_of_2(n: int) -> int:

@@ -36,7 +36,9 @@ class GGUFFile:
         try:
             import gguf
         except ImportError as error:
-            raise ImportError("reading GGUF files needs the gguf package: pip install gguf") from error
+            raise ImportError(
+                "reading GGUF files needs the gguf package: pip install 'keepleft[gguf]'"
+            ) from error
 
         self.dequantize = gguf.dequantize
         self.quant_sizes = gguf.GGML_QUANT_SIZES
