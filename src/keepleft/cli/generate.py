@@ -127,9 +127,12 @@ def _run(
         options = _with_n_best(generator.resolve(options), flags.n_best)
         first_text = None
         shown_warnings: set[str] = set()
-        with text_io.open_output(flags.output) as out, Bar("texts", len(texts) or None) as bar:
+        interactive = text_io.reads_terminal(texts, flags.input)
+        with (
+            text_io.open_output(flags.output) as out,
+            Bar("texts", len(texts) or None, reads_terminal=interactive) as bar,
+        ):
             done = 0
-            interactive = not texts and not flags.input and sys.stdin.isatty()
             batches = text_io.in_batches(
                 text_io.read_lines(texts, flags.input), 1 if flags.stream or interactive else batch_size
             )

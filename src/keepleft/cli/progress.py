@@ -16,15 +16,20 @@ REPORT_SECONDS = 10.0  # between two lines about training, where there is no ter
 
 
 class Bar:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere.
 
-    def __init__(self, label: str, total: int | None) -> None:
+    It is drawn again ten times a second, over whatever is typed meanwhile. So where the command reads what is
+    typed (`reads_terminal`), there is none.
+    """
+
+    def __init__(self, label: str, total: int | None, *, reads_terminal: bool = False) -> None:
         self.label = label
         self.total = total
+        self.reads_terminal = reads_terminal
         self.rich_progress: RichProgress | None = None
 
     def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self.reads_terminal:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
