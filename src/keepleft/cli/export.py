@@ -26,7 +26,8 @@ def export(
     """Export a model to ctranslate2, onnx, hf or gguf, and verify that it gives the same output there.
 
     Args:
-        model: a model directory, a GGUF file, or a name on the Hugging Face hub
+        model: a model directory, a GGUF file, the name of an installed model or of one on the Hugging Face
+            hub
         to: ctranslate2 (a folder, for encoder-decoders and decoders), onnx (a file, for all), hf (a folder
             that transformers reads) or gguf (a file for llama.cpp, for the LLaMA family)
         out: the folder or file to write

@@ -121,9 +121,8 @@ def _run(
         )
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", UserWarning)
-        generator = load_generator(
-            model, dtype=flags.dtype, device=flags.device, draft_path=flags.draft_model
-        )
+        draft_path = flags.draft_model and model_path(flags.draft_model)
+        generator = load_generator(model, dtype=flags.dtype, device=flags.device, draft_path=draft_path)
         options = _with_n_best(generator.resolve(options), flags.n_best)
         first_text = None
         shown_warnings: set[str] = set()

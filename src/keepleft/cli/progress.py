@@ -83,6 +83,10 @@ class Progress:
 
         if isinstance(event, str):
             self.print_line(event)
+        elif isinstance(event, train.TrainingPlan):
+            self.__exit__()
+            for line in event.lines():
+                self.print_line(line)
         elif isinstance(event, train.TrainingStarted):
             self.__exit__()
             self.bar = Bar("training", event.steps).__enter__()
@@ -93,6 +97,9 @@ class Progress:
             if event.measures:
                 self.print_line(f"best, held out: {_format_measures(event.measures)}")
             self.print_line(event.summary)
+            self.print_line("next:")
+            for command in event.next_commands:
+                self.print_line(f"  {command}")
             print(event.folder if event.stopped else event.folder / "model")
 
     def watch(self, label: str, done: int, total: int | None) -> None:

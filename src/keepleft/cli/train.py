@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,10 +35,12 @@ def train_model(
     recipe: RecipeOverrides = RecipeOverrides(),  # noqa: B008
     lora: int = 0,
     average_last: int = 0,
+    minutes: float | None = None,
     parallel: Literal["ddp", "fsdp"] | None = None,
     device: str | None = None,
     tensorboard: bool = False,
     resume: bool = False,
+    dry_run: bool = False,
     no_audit: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
@@ -55,8 +58,8 @@ def train_model(
             --valid.tag); if not given, a part of the training data is held out
         out: the run directory; runs/TASK if not given. --resume finds the run by it, or by --task
         size: the size of the model: tiny, small or base; --design changes single fields of it
-        init_from: a model directory, or a name on the Hugging Face hub, to start from instead of random
-            weights
+        init_from: a model directory, a GGUF file, the name of an installed model or of one on the Hugging
+            Face hub, to start from instead of random weights
         revision: of --init-from on the hub: the branch, tag or commit to load; NAME@REVISION does the same.
             The run records the commit, and resumes from it
         preset: the preset whose design the model follows (gpt2, llama3, t5, bart, marian, bert, …)
@@ -66,23 +69,31 @@ def train_model(
         recipe: the optimizer, its schedule, and what happens at which step
         lora: train LoRA matrices of this rank and merge them at the end; 0: train all weights
         average_last: save the average of this many last checkpoints; 0: save the best checkpoint
+        minutes: fit the run into this time: a few steps are measured, and as many are chosen as fit, with
+            the schedule of that many. The plan says how many; --recipe.steps repeats the run
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; a GPU is used if there is one
         tensorboard: write TensorBoard files too
         resume: continue the run in --out, exactly where it stopped
+        dry_run: prepare the data in a temporary folder, print the plan (data, model, steps, expected time,
+            files), and stop
         no_audit: skip the audit for leaks before the first step
     """
     from keepleft.cli.paths import model_path
     from keepleft.cli.progress import Progress
     from keepleft.runs.prepare import CONFIG_FILE
     from keepleft.runs.resume import resume_job
-    from keepleft.runs.train import run_job
+    from keepleft.runs.train import plan_job, run_job
 
     run_folder = _run_folder(out, task, resume)
-    if revision is not None:
-        if init_from is None:
-            raise ValueError(f"--revision is {revision!r}, of which model? Name it with --init-from")
-        init_from = model_path(init_from, revision)
+    if revision is not None and init_from is None:
+        raise ValueError(f"--revision is {revision!r}, of which model? Name it with --init-from")
+    init_from = init_from and model_path(init_from, revision)
+    tokenizer = replace(
+        tokenizer,
+        path=tokenizer.path and model_path(tokenizer.path),
+        source_path=tokenizer.source_path and model_path(tokenizer.source_path),
+    )
     job_fields = dict(
         task=task,
         train=train,
@@ -96,6 +107,7 @@ def train_model(
         recipe=recipe,
         lora=lora,
         average_last=average_last,
+        minutes=minutes,
         parallel=parallel,
         device=device,
         tensorboard=tensorboard,
@@ -128,6 +140,10 @@ def train_model(
                 raise KeyboardInterrupt
             progress.watch(label, done, total)
 
+        if dry_run:
+            for planned in plan_job(job, resume=resume, on_progress=watch):
+                progress.show(planned)
+            return 0
         for event in run_job(job, resume=resume, stop=stop_signal, on_progress=watch):
             progress.show(event)
     return 130 if stop_signal() else 0

@@ -67,6 +67,14 @@ def _line_step(line: str) -> int:
         return 1 << 62  # an incomplete line, written in the moment of a crash: drop it
 
 
+def read_best_measures(out: Path) -> dict[str, float]:
+    """The metrics of the best evaluation, or of the last if none was the best; empty if there was none."""
+    lines = (out / METRICS_FILE).read_text("utf-8").splitlines()
+    evaluations = [record for line in lines if (record := json.loads(line)).get("measures")]
+    best = [record for record in evaluations if record.get("best")] or evaluations
+    return dict(best[-1]["measures"]) if best else {}
+
+
 def tensorboard_writer_class() -> Any:
     """torch's SummaryWriter. Raises ImportError if TensorBoard is not installed."""
     try:

@@ -45,6 +45,8 @@ class ResolvedJob:
     accumulate: int  # micro-batches in a step, on all devices together
     pad_to_multiple_of: int
     pack: bool
+    steps_per_epoch: int = 0  # about; 0 if it is not known
+    minutes: float | None = None  # that the number of steps was chosen for, once it is
     init_from: str | None = None  # a name on the hub with the commit that it had, as NAME@COMMIT
     data_files: dict[str, str] = field(default_factory=dict)  # fingerprints by name
     store_files: dict[str, str] = field(default_factory=dict)
@@ -125,6 +127,7 @@ def prepare_run(
         accumulate=accumulate,
         pad_to_multiple_of=job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1),
         pack=_should_pack(job, distributed),
+        steps_per_epoch=steps_per_epoch,
         init_from=pinned_job.init_from,
         data_files=data_files,
         store_files=store_fingerprints(out),

@@ -16,6 +16,12 @@ def validate_job(job: TrainJob) -> None:
     """Raise the errors that would be raised later; placeholders stand for numbers that come from the data."""
     _check_numbers(job)
     _check_metric(job)
+    if job.minutes is not None:
+        checks.check_number("minutes", job.minutes, above=0)
+        if job.recipe.steps is not None:
+            raise ValueError(
+                f"--minutes chooses the number of steps, and --recipe.steps is {job.recipe.steps}: give one"
+            )
     if job.tensorboard:
         metrics.tensorboard_writer_class()
     if job.batch.pack and job.task == "classify":

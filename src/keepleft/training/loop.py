@@ -231,7 +231,7 @@ def train(
 
     for cursor, micro_batches in batch_order.steps(train_state.cursor):
         lr = learning_rate(recipe, train_state.step)
-        total_targets, total_tokens = _count_step(micro_batches, distributed)
+        total_targets, total_tokens = count_step(micro_batches, distributed)
         interval.batch_ids.append(micro_batches[0].identity if micro_batches else "")
         check_stats: Callable[[Tensor], None] = lambda stats: None
         if distributed.device.type == "cpu":  # a GPU would have to be waited for
@@ -239,7 +239,7 @@ def train(
         try:
             stats = train_step(micro_batches, total_targets, lr, train_state.step, check_stats)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(_out_of_memory_hint(micro_batches, error)) from error
+            raise MemoryError(out_of_memory_hint(micro_batches, error)) from error
         interval.stats.append(stats)
         interval.flops += sum(flop_counter(batch.inputs, batch.tokens) for batch in micro_batches)
         interval.num_tokens += total_tokens
@@ -288,7 +288,7 @@ def train(
         interval = _Interval(train_state.step)
 
 
-def _count_step(micro_batches: Sequence[TrainBatch], distributed: DistributedContext) -> tuple[float, int]:
+def count_step(micro_batches: Sequence[TrainBatch], distributed: DistributedContext) -> tuple[float, int]:
     """The targets of a step in all processes, at least 1, to divide by; and its tokens.
 
     A text has fewer targets than tokens where it is classified, or where only masked tokens are predicted.
@@ -365,7 +365,7 @@ def _check_finite(step_stats: list[Tensor], batch_ids: list[str], first_step: in
                 )
 
 
-def _out_of_memory_hint(micro_batches: Sequence[TrainBatch], error: Exception) -> str:
+def out_of_memory_hint(micro_batches: Sequence[TrainBatch], error: Exception) -> str:
     inputs = micro_batches[0].inputs if micro_batches else {}
     shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     return (
