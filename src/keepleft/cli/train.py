@@ -38,6 +38,7 @@ def train_model(
     minutes: float | None = None,
     parallel: Literal["ddp", "fsdp"] | None = None,
     device: str | None = None,
+    track: str | list[str] | None = None,
     tensorboard: bool = False,
     resume: bool = False,
     dry_run: bool = False,
@@ -73,7 +74,9 @@ def train_model(
             the schedule of that many. The plan says how many; --recipe.steps repeats the run
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; a GPU is used if there is one
-        tensorboard: write TensorBoard files too
+        track: trackers to send the metrics to, besides metrics.jsonl: tensorboard, wandb, mlflow, trackio;
+            several are separated by commas
+        tensorboard: the same as --track tensorboard
         resume: continue the run in --out, exactly where it stopped
         dry_run: prepare the data in a temporary folder, print the plan (data, model, steps, expected time,
             files), and stop
@@ -94,6 +97,10 @@ def train_model(
         path=tokenizer.path and model_path(tokenizer.path),
         source_path=tokenizer.source_path and model_path(tokenizer.source_path),
     )
+    track_names = [name for text in _as_list(track) for name in text.replace(",", " ").split()]
+    if tensorboard:
+        track_names = list(dict.fromkeys([*track_names, "tensorboard"]))
+        explicit_options |= {"track"}
     job_fields = dict(
         task=task,
         train=train,
@@ -110,7 +117,7 @@ def train_model(
         minutes=minutes,
         parallel=parallel,
         device=device,
-        tensorboard=tensorboard,
+        track=track_names,
         audit=not no_audit,
     )
     if resume and (run_folder / CONFIG_FILE).exists():
@@ -147,6 +154,10 @@ def train_model(
         for event in run_job(job, resume=resume, stop=stop_signal, on_progress=watch):
             progress.show(event)
     return 130 if stop_signal() else 0
+
+
+def _as_list(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
 
 
 def _run_folder(out: str | None, task: str | None, resume: bool) -> Path:

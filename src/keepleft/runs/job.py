@@ -118,7 +118,7 @@ class TrainJob:
     minutes: float | None = None
     parallel: Literal["ddp", "fsdp"] | None = None
     device: str | None = None
-    tensorboard: bool = False
+    track: list[str] = field(default_factory=list)
     audit: bool = True
 
     @property

@@ -31,6 +31,7 @@ from keepleft.weights.model_directory import AnyModel, load, pin_revision
 
 CONFIG_FILE = "config.yaml"
 RESOLVED_FILE = "resolved.json"
+TRACKING_FILE = "tracking.json"  # by what name trackers know the run
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def prepare_run(
     train_sources = dataset.open_sources(job, job.train)
     data_files = data_fingerprints(job)
     # a run that never took a step may have left these
-    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, SOURCE_TOKENIZER_FILE):
+    for stale_file in (CONFIG_FILE, RESOLVED_FILE, TRACKING_FILE, METRICS_FILE, SOURCE_TOKENIZER_FILE):
         (out / stale_file).unlink(missing_ok=True)
     atomic.remove_folder(out / STORE_FOLDER)
     valid_sources = [] if job.valid is None else dataset.open_sources(job, job.valid)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from keepleft.data.prefetch import PrefetchedBatches
 from keepleft.disk import atomic
@@ -23,11 +24,13 @@ from keepleft.runs import prepare, save_model
 from keepleft.runs.audit_verdict import audit_before_training
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
-from keepleft.runs.metrics import MetricsLog, plot_loss, read_best_measures, restore_lines
+from keepleft.runs.metrics import plot_loss, read_best_measures, restore_lines
 from keepleft.runs.next_commands import example_text, next_commands
 from keepleft.runs.plan import TrainingPlan
 from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob
 from keepleft.runs.set_up import CHECKPOINTS_FOLDER, TrainingSetup, set_up_training
+from keepleft.runs.trackers import Tracker
+from keepleft.runs.tracking import Tracking
 from keepleft.runs.validate import validate_job
 from keepleft.runs.validation_metrics import make_measure
 from keepleft.training import checkpoint
@@ -63,12 +66,14 @@ def run_job(
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCallback = no_progress,
+    trackers: Mapping[str, Tracker] = MappingProxyType({}),
 ) -> Iterator[TrainEvent]:
     """Train a model from a job's data and write it to the run folder `job.out`.
 
     With `resume`, a run that has checkpoints continues exactly where it stopped. `stop` is called after each
     step; if it returns True, a checkpoint is saved and the run ends. `on_progress` reports the work before
-    training. Raises before any data is read if the job is invalid; a start that fails leaves no files behind.
+    training. `trackers` get the reports besides those that the job names. Raises before any data is read if
+    the job is invalid; a start that fails leaves no files behind.
     """
     out = Path(job.out)
     distributed = init_distributed(job.parallel, job.device)
@@ -89,7 +94,7 @@ def run_job(
                         for folder in created_folders[1:]:
                             folder.rmdir()
                 raise
-            yield from _train(setup, out, distributed, stop)
+            yield from _train(setup, out, distributed, stop, trackers)
     finally:
         distributed.destroy()
 
@@ -118,7 +123,11 @@ def plan_job(
 
 
 def _train(
-    setup: TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
+    setup: TrainingSetup,
+    out: Path,
+    distributed: DistributedContext,
+    stop: Callable[[], bool],
+    trackers: Mapping[str, Tracker],
 ) -> Iterator[TrainEvent]:
     """Train, log the reports, and write the model directory unless `stop` ended the run."""
     job = setup.job
@@ -138,7 +147,8 @@ def _train(
         "accumulate": resolved_job.accumulate,
     }
     last_report: TrainReport | None = None
-    with MetricsLog(out, tensorboard=job.tensorboard and distributed.rank == 0) as metrics:
+    is_complete = lambda report: report.step >= resolved_job.recipe.steps or report.early_stopped
+    with Tracking(job, resolved_job, trackers) if distributed.rank == 0 else nullcontext() as tracking:
         for report in train(
             setup.model,
             batch_order,
@@ -150,16 +160,14 @@ def _train(
             metadata=metadata,
         ):
             last_report = report
-            if distributed.rank == 0:
-                metrics.add(report)
+            if tracking is not None:
+                tracking.add(report, completed=is_complete(report))
                 yield report
-    stopped = (
-        last_report is not None
-        and last_report.step < resolved_job.recipe.steps
-        and not last_report.early_stopped
-    )
-    if distributed.rank:
+                yield from tracking.take_notes()
+    if tracking is None:
         return
+    yield from tracking.take_notes()
+    stopped = last_report is not None and not is_complete(last_report)
     if stopped:
         summary = "stopped, and saved: add --resume to go on"
         commands = [f"keepleft train --out {shlex.quote(str(out))} --resume"]

@@ -6,10 +6,11 @@ from importlib import import_module
 
 from keepleft import checks
 from keepleft.data.tokenizer import load_tokenizer
-from keepleft.runs import defaults, metrics
+from keepleft.runs import defaults
 from keepleft.runs.job import TrainJob
 from keepleft.runs.prepare import initial_design
 from keepleft.runs.tasks import TASKS
+from keepleft.runs.trackers import check_trackers
 
 
 def validate_job(job: TrainJob) -> None:
@@ -22,8 +23,7 @@ def validate_job(job: TrainJob) -> None:
             raise ValueError(
                 f"--minutes chooses the number of steps, and --recipe.steps is {job.recipe.steps}: give one"
             )
-    if job.tensorboard:
-        metrics.tensorboard_writer_class()
+    check_trackers(job.track)
     if job.batch.pack and job.task == "classify":
         raise ValueError(
             "batch.pack was asked for, but a classifier has one label for each row: leave it out"
