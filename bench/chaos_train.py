@@ -51,9 +51,7 @@ def run_child(folder: str, arguments: list[str], accident: Callable[[], None] | 
 
     from keepleft.cli import main as keepleft
     from keepleft.disk import atomic, safetensors
-    from keepleft.training import mfu
 
-    mfu.peak_matmul_flops = lambda device, dtype: None  # it takes a second, and no part in this
     os.chdir(folder)
     torch.set_num_threads(1)
     log = os.open(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

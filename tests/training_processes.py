@@ -27,7 +27,6 @@ from safetensors.torch import save_file
 import keepleft as kl
 import tiny_training as tiny
 from keepleft.disk import atomic
-from keepleft.training import mfu
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.loop import train
 from keepleft.training.lora import add_lora
@@ -58,7 +57,6 @@ def start_child(target: Callable[..., None], *args: Any) -> ForkServerProcess:
 
 def _child_main(target: Callable[..., None], *args: Any) -> None:
     torch.set_num_threads(1)
-    mfu.peak_matmul_flops = lambda *_: 1e9  # it takes seconds to measure
     target(*args)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import keepleft as kl
+from keepleft.auditing.report import AuditReport
 from keepleft.cli import main
-from keepleft.runs.train import audit_before_training
+from keepleft.runs.audit_verdict import audit_before_training, describe_audit, read_verdict
 
 
 @pytest.fixture
@@ -28,6 +31,10 @@ def train(corpus, *flags):
 def test_train_reports_the_audit(corpus, capsys):
     assert train(corpus) == 0
     assert "audit: future" in capsys.readouterr().err
+    verdict = read_verdict(corpus.parent / "run")
+    assert verdict is not None
+    assert verdict.verdict == "clean"
+    assert "future" in verdict.checked
 
 
 def test_train_without_an_audit_reports_none(corpus, capsys):
@@ -50,4 +57,15 @@ def test_an_audit_that_finds_something_stops_the_run_and_names_it(corpus, capsys
 
 
 def test_an_audit_knows_that_an_encoder_is_not_causal():
-    assert "padding" in audit_before_training(kl.build(kl.presets.small(kl.presets.bert)))
+    assert "padding" in audit_before_training(kl.build(kl.presets.small(kl.presets.bert))).checked
+
+
+def test_the_lines_about_an_audit_are_short_and_name_the_command_for_the_rest():
+    reason = "the time of the quick budget was up; " * 9
+    blocked = tuple(f"{kind}: {reason}" for kind in ("cache", "labels", "labels"))
+    report = AuditReport("model", "causal", "quick", checked=("future", "batch"), blocked=blocked)
+    lines = list(describe_audit(report, Path("runs/mine/model")))
+    assert lines[0].startswith("audit: future, batch are clean (")
+    assert lines[1].startswith("audit: not checked within seconds: cache, labels. ")
+    assert lines[2] == "  keepleft audit runs/mine/model --budget full"
+    assert max(map(len, lines)) <= 110

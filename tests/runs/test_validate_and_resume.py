@@ -16,6 +16,7 @@ from keepleft.cli import main
 from keepleft.demo.phrases.corpus import split
 from keepleft.disk import fingerprint
 from keepleft.runs import job as jobs
+from keepleft.runs.plan import TrainingPlan
 from keepleft.runs.train import run_job
 
 TINY = "--size tiny --recipe.steps 3 --design.dim 32 --design.layers 1 --device cpu".split()
@@ -66,6 +67,8 @@ def run_folder(stopped_run, data_folder) -> Path:
         (["--batch.tokens", "-4"], "batch.tokens is -4"),
         (["--tokenizer.path", "nowhere"], "there is no tokenizer nowhere"),
         (["--recipe.metric", "bleu"], "the metric 'bleu' is not measured"),
+        (["--minutes", "0"], "minutes is 0.0: it must be a number above 0"),
+        (["--minutes", "3"], "--minutes chooses the number of steps, and --recipe.steps is 3: give one"),
         (["--tensorboard"], "pip install 'keepleft[board]'"),
         (["--device", "toaster"], "the device 'toaster' was asked for"),
         pytest.param(
@@ -161,6 +164,18 @@ def test_a_run_without_a_checkpoint_says_so_and_starts_from_the_first_step(run_f
     assert [json.loads(line)["step"] for line in lines][-1] == 3
 
 
+def test_a_run_that_was_never_prepared_says_so_and_starts(run_folder, data_folder, capsys):
+    (run_folder / "resolved.json").unlink()
+    shutil.rmtree(run_folder / "checkpoints")
+    assert main(["train", "--out", str(run_folder), "--resume"]) == 0
+    expected = (
+        f"the data of the run in {run_folder} were not prepared to the end: starting from the beginning"
+    )
+    assert expected in capsys.readouterr().err
+    assert main(["train", "--task", "lm", "--train", "a.txt", *TINY, "--out", "runs/new", "--resume"]) == 0
+    assert "there is no run in runs/new to resume yet: starting one" in capsys.readouterr().err
+
+
 def test_data_that_change_while_they_are_read_are_named(data_folder):
     def append(description: str, done: int, total: int | None) -> None:
         if description == "tokenizing":
@@ -196,8 +211,12 @@ def test_a_run_is_found_by_its_folder_or_its_task(run_folder, capsys):
     assert "no run to resume in runs/mlm" in capsys.readouterr().err
 
 
-def test_a_run_reports_its_validation_data(data_folder):
-    log_of = lambda job: [event for event in run_job(job) if isinstance(event, str)]
+def test_a_run_reports_its_data_and_what_it_holds_out(data_folder):
+    def log_of(job):
+        events = list(run_job(job))
+        lines = [event for event in events if isinstance(event, str)]
+        return lines + [line for event in events if isinstance(event, TrainingPlan) for line in event.lines()]
+
     running_text = replace(TINY_JOB, out="runs/1", recipe=jobs.RecipeOverrides(steps=1))
     log = log_of(running_text)
     assert log[0].startswith("a.txt: a running text of 300 lines, ")
@@ -209,6 +228,7 @@ def test_a_run_reports_its_validation_data(data_folder):
     (data_folder / "b.txt").write_text("".join(f"{line}\n\n" for line in lines), "utf-8")
     config = jobs.TokenizerConfig(documents=True)
     documents = replace(running_text, train="b.txt", out="runs/2", tokenizer=config)
-    expected = "validation: 6 records held out, 294 are left to train on; metrics"
-    assert any(line.startswith(expected) for line in log_of(documents))
-    assert "validation: 300 records" in log_of(replace(documents, valid="b.txt", out="runs/3"))
+    log = log_of(documents)
+    assert "data         294 records" in log
+    assert "validation   6 records held out; metrics on so few are rough (--valid takes more)" in log
+    assert "validation   300 records" in log_of(replace(documents, valid="b.txt", out="runs/3"))

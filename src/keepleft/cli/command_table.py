@@ -200,8 +200,8 @@ COMMANDS = (
         options={
             "What to train": "task size init_from preset",
             "Data": "train train.src train.tgt valid",
-            "The run": "out config resume",
-            "How long, and where": "recipe.steps recipe.lr batch.tokens device",
+            "The run": "out config dry_run resume track",
+            "How long, and where": "minutes recipe.steps recipe.lr device",
         },
     ),
     Command(

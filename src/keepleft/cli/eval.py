@@ -54,7 +54,7 @@ def evaluate_model(
             model_path(str(model), revision),
             data,
             task=task,
-            baseline=baseline,
+            baseline=baseline and model_path(baseline),
             options=options,
             dtype=dtype,
             device=device,

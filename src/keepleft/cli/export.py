@@ -28,7 +28,7 @@ def export(
     The output of that program is then compared with ours.
 
     Args:
-        model: a folder, a GGUF file, or a name on the Hugging Face hub
+        model: a folder, a GGUF file, an installed model, or a name on the Hugging Face hub
         to: ctranslate2, onnx, hf (for transformers), int8 (for keepleft, a quarter of the size) or gguf (for
             llama.cpp). A file for onnx and gguf, a folder for the others; onnx, hf and int8 are for all
             models, ctranslate2 for encoder-decoders and decoders, gguf for the LLaMA family

@@ -96,7 +96,7 @@ def generate_texts(
                 model_path(model, flags.revision),
                 dtype=flags.dtype,
                 device=flags.device,
-                draft_path=flags.draft_model,
+                draft_path=flags.draft_model and model_path(flags.draft_model),
             )
         )
         options = generator.resolve(options).with_defaults(defaults or GenerationConfig())
@@ -104,9 +104,12 @@ def generate_texts(
         stays_blank = not texts or generator.keeps_blank_texts
         first_filled: tuple[int, str] | None = None
         shown_warnings: set[str] = set()
-        with text_io.open_output(flags.output) as out, Bar("texts", len(texts) or None) as bar:
+        interactive = text_io.reads_terminal(texts, flags.input)
+        with (
+            text_io.open_output(flags.output) as out,
+            Bar("texts", len(texts) or None, reads_terminal=interactive) as bar,
+        ):
             done = 0
-            interactive = not texts and not flags.input and sys.stdin.isatty()
             batches = text_io.in_batches(
                 text_io.read_lines(texts, flags.input), 1 if flags.stream or interactive else batch_size
             )

@@ -40,9 +40,14 @@ def classify(
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
     predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
-    with text_io.open_output(output) as out, Bar("texts", len(input_texts) or None) as bar:
+    interactive = text_io.reads_terminal(input_texts, input)
+    with (
+        text_io.open_output(output) as out,
+        Bar("texts", len(input_texts) or None, reads_terminal=interactive) as bar,
+    ):
         done = 0
-        for batch in text_io.in_batches(text_io.read_lines(input_texts, input), batch_size):
+        lines = text_io.read_lines(input_texts, input)
+        for batch in text_io.in_batches(lines, 1 if interactive else batch_size):
             rows = predictor.classify(batch).tolist()
             labels = predictor.labels
             for text, row in zip(batch, rows, strict=True):

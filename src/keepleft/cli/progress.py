@@ -16,15 +16,20 @@ REPORT_SECONDS = 10.0  # between two lines about training, where there is no ter
 
 
 class Bar:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere.
 
-    def __init__(self, label: str, total: int | None) -> None:
+    It is drawn again ten times a second, over whatever is typed meanwhile. So where the command reads what is
+    typed (`reads_terminal`), there is none.
+    """
+
+    def __init__(self, label: str, total: int | None, *, reads_terminal: bool = False) -> None:
         self.label = label
         self.total = total
+        self.reads_terminal = reads_terminal
         self.rich_progress: RichProgress | None = None
 
     def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self.reads_terminal:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
@@ -78,6 +83,10 @@ class Progress:
 
         if isinstance(event, str):
             self.print_line(event)
+        elif isinstance(event, train.TrainingPlan):
+            self.__exit__()
+            for line in event.lines():
+                self.print_line(line)
         elif isinstance(event, train.TrainingStarted):
             self.__exit__()
             self.bar = Bar("training", event.steps).__enter__()
@@ -88,6 +97,9 @@ class Progress:
             if event.measures:
                 self.print_line(f"best, held out: {_format_measures(event.measures)}")
             self.print_line(event.summary)
+            self.print_line("next:")
+            for command in event.next_commands:
+                self.print_line(f"  {command}")
             print(event.folder if event.stopped else event.folder / "model")
 
     def watch(self, label: str, done: int, total: int | None) -> None:

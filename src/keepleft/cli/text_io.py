@@ -62,6 +62,11 @@ def _is_hub_name(arguments: list[str], file: str | None) -> bool:
     )
 
 
+def reads_terminal(texts: list[str], file: str | None) -> bool:
+    """Whether `read_lines` will wait for lines that someone types."""
+    return not texts and file in (None, "", "-") and sys.stdin.isatty()
+
+
 def read_lines(texts: list[str], file: str | None) -> Iterator[str]:
     """The texts of the command line, or else the lines of a file or of stdin."""
     if texts and file:
@@ -72,7 +77,7 @@ def read_lines(texts: list[str], file: str | None) -> Iterator[str]:
         with Path(file).open(encoding="utf-8") as stream:
             yield from _strip_newlines(stream, file)
     else:
-        if sys.stdin.isatty():
+        if reads_terminal(texts, file):
             print("reading texts from the terminal, one per line; Ctrl-D ends", file=sys.stderr)
         yield from _strip_newlines(sys.stdin, "stdin")
 

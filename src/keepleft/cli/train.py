@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,10 +35,13 @@ def train_model(
     recipe: RecipeOverrides = RecipeOverrides(),  # noqa: B008
     lora: int = 0,
     average_last: int = 0,
+    minutes: float | None = None,
     parallel: Literal["ddp", "fsdp"] | None = None,
     device: str | None = None,
+    track: str | list[str] | None = None,
     tensorboard: bool = False,
     resume: bool = False,
+    dry_run: bool = False,
     no_audit: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
@@ -56,7 +60,8 @@ def train_model(
         valid: validation data, given like --train. If not given, a part of the training data is held out
         out: the run directory; runs/TASK if not given. --resume finds the run by it, or by --task
         size: the size of the model. --design changes single fields of it
-        init_from: a model to start from instead of random weights: a folder, or a name on the hub
+        init_from: a model to start from instead of random weights: a folder, a GGUF file, an installed
+            one, a name on the hub
         revision: the branch, tag or commit of --init-from on the hub; NAME@REVISION does the same. The run
             records the commit, and resumes from it
         preset: the published model whose design it has: gpt2, llama3, t5, marian, bert, …
@@ -66,23 +71,37 @@ def train_model(
         recipe: optimizer, schedule and checkpoints
         lora: train LoRA matrices of this rank and merge them at the end; 0: train all weights
         average_last: save the average of this many last checkpoints; 0: save the best checkpoint
+        minutes: fit the run into this time: a few steps are measured, and as many are chosen as fit, with
+            the schedule of that many. The plan says how many; --recipe.steps repeats the run
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; a GPU is used if there is one
-        tensorboard: write TensorBoard files too
+        track: trackers to send the metrics to, besides metrics.jsonl: tensorboard, wandb, mlflow, trackio;
+            several are separated by commas
+        tensorboard: the same as --track tensorboard
         resume: continue the run in --out, exactly where it stopped
+        dry_run: prepare the data in a temporary folder, print the plan (data, model, steps, expected time,
+            files), and stop
         no_audit: skip the audit for leaks before the first step
     """
     from keepleft.cli.paths import model_path
     from keepleft.cli.progress import Progress
     from keepleft.runs.prepare import CONFIG_FILE
     from keepleft.runs.resume import resume_job
-    from keepleft.runs.train import run_job
+    from keepleft.runs.train import plan_job, run_job
 
     run_folder = _run_folder(out, task, resume)
-    if revision is not None:
-        if init_from is None:
-            raise ValueError(f"--revision is {revision!r}, of which model? Name it with --init-from")
-        init_from = model_path(init_from, revision)
+    if revision is not None and init_from is None:
+        raise ValueError(f"--revision is {revision!r}, of which model? Name it with --init-from")
+    init_from = init_from and model_path(init_from, revision)
+    tokenizer = replace(
+        tokenizer,
+        path=tokenizer.path and model_path(tokenizer.path),
+        source_path=tokenizer.source_path and model_path(tokenizer.source_path),
+    )
+    track_names = [name for text in _as_list(track) for name in text.replace(",", " ").split()]
+    if tensorboard:
+        track_names = list(dict.fromkeys([*track_names, "tensorboard"]))
+        explicit_options |= {"track"}
     job_fields = dict(
         task=task,
         train=train,
@@ -96,9 +115,10 @@ def train_model(
         recipe=recipe,
         lora=lora,
         average_last=average_last,
+        minutes=minutes,
         parallel=parallel,
         device=device,
-        tensorboard=tensorboard,
+        track=track_names,
         audit=not no_audit,
     )
     if resume and (run_folder / CONFIG_FILE).exists():
@@ -128,9 +148,17 @@ def train_model(
                 raise KeyboardInterrupt
             progress.watch(label, done, total)
 
+        if dry_run:
+            for planned in plan_job(job, resume=resume, on_progress=watch):
+                progress.show(planned)
+            return 0
         for event in run_job(job, resume=resume, stop=stop_signal, on_progress=watch):
             progress.show(event)
     return 130 if stop_signal() else 0
+
+
+def _as_list(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
 
 
 def _run_folder(out: str | None, task: str | None, resume: bool) -> Path:

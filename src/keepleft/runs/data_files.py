@@ -69,12 +69,17 @@ def _compare(name: str, expected: str, found: str, out: Path, remedy: str) -> No
     )
 
 
+def is_local_file(name: str) -> bool:
+    """Whether a name of data means a file or folder: not stdin, and not a dataset of the hub."""
+    return name != "-" and not name.startswith("hf:")
+
+
 def _data_paths(job: TrainJob) -> Iterator[Path]:
     for data in (job.train, job.valid):
         for config in data if isinstance(data, list) else [data]:
             names = (config.path, config.src, config.tgt) if isinstance(config, DataConfig) else (config,)
             for name in names:
-                if name is None or name == "-" or name.startswith("hf:"):
+                if name is None or not is_local_file(name):
                     continue
                 path = Path(name).expanduser()
                 if path.is_dir():  # a dataset that save_to_disk() wrote

@@ -123,12 +123,13 @@ def _open_source(job: TrainJob, data: DataConfig) -> RecordSource:
         raise ValueError(
             "no text was given: name a file with --train, or two with --train.src and --train.tgt"
         )
-    if field_names == ("text",) and data.columns is None and _is_plain_text(data.path):
+    if field_names == ("text",) and data.columns is None and is_plain_text(data.path):
         return sources.running_text(data.path) if job.is_running_text else sources.documents(data.path)
     return sources.open_source(data.path, field_names, data.columns)
 
 
-def _is_plain_text(path: str) -> bool:
+def is_plain_text(path: str) -> bool:
+    """Whether a file is read as text, and not as a table."""
     if path.startswith("hf:") or Path(path).is_dir():
         return False
     suffixes = [suffix for suffix in Path(path).suffixes if suffix != ".gz"]

@@ -45,6 +45,7 @@ SIZE_PRESETS: dict[str, dict[str, SizePreset]] = {
         "base": SizePreset(12, 768, 12, 30_000, 16_384, 40.0, 1e-4),
     },
 }
+MIN_STEPS = 20  # that a run takes by default
 CONTEXT_LENGTH = {"tiny": 128, "small": 256, "base": 1024}  # of running text
 DATA_KIND = {"translate": "pairs", "summarize": "pairs", "classify": "labelled"}  # all others: "running"
 
@@ -129,16 +130,19 @@ def design(
     return base_design.but(**(changes | overrides))
 
 
+def max_epochs(job: TrainJob) -> float:
+    """How often a text may be seen: more often, a model learns it by heart."""
+    if job.init_from:
+        return 3.0
+    return 8.0 if job.task == "classify" else 60.0
+
+
 def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
     """The recipe: the job's own choices, and defaults by size and amount of data for the rest."""
     size = size_preset(job)
     overrides = {name: value for name, value in asdict(job.recipe).items() if value is not None}
-    epochs = min(60.0, max(3.0, size.million_targets * 1e6 / max(1, targets)))
-    if job.task == "classify":
-        epochs = min(epochs, 8.0)
-    if job.init_from:
-        epochs = min(epochs, 3.0)
-    steps = int(overrides.get("steps", max(20, round(epochs * steps_per_epoch))))
+    epochs = min(max_epochs(job), max(3.0, size.million_targets * 1e6 / max(1, targets)))
+    steps = int(overrides.get("steps", max(MIN_STEPS, round(epochs * steps_per_epoch))))
     interval = max(1, min(1000, steps // 10))
     defaults: dict[str, Any] = dict(
         steps=steps,

@@ -116,9 +116,10 @@ class TrainJob:
     recipe: Any = RecipeOverrides()  # noqa: RUF009 (it is frozen)
     lora: int = 0
     average_last: int = 0
+    minutes: float | None = None
     parallel: Literal["ddp", "fsdp"] | None = None
     device: str | None = None
-    tensorboard: bool = False
+    track: list[str] = field(default_factory=list)
     audit: bool = True
 
     @property

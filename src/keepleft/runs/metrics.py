@@ -1,48 +1,34 @@
-"""The metrics of a run: metrics.jsonl, TensorBoard event files if asked for, and the loss curve as SVG."""
+"""The metrics of a run as files: metrics.jsonl, and the loss curve as SVG."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from keepleft.disk import atomic
-from keepleft.training.loop import TrainReport
+from keepleft.runs.trackers import TrackedRun
 
 METRICS_FILE = "metrics.jsonl"
 
 
-class MetricsLog:
-    """Writes reports. When a run is resumed, lines of steps beyond the checkpoint are dropped."""
+class MetricsFile:
+    """The tracker that every run has. When a run is resumed, lines beyond the checkpoint are dropped."""
 
-    def __init__(self, out: Path, *, tensorboard: bool = False) -> None:
-        self.out = out
-        self.file: TextIO | None = None
-        self.tensorboard = tensorboard_writer_class()(str(out / "board")) if tensorboard else None
+    file: TextIO
 
-    def __enter__(self) -> MetricsLog:
-        return self
+    def start(self, run: TrackedRun) -> str | None:
+        restore_lines(run.folder, run.step, run.resumed_report)
+        self.file = (run.folder / METRICS_FILE).open("a", encoding="utf-8")
+        return None
 
-    def __exit__(self, *_: Any) -> None:
-        for stream in (self.file, self.tensorboard):
-            if stream is not None:
-                stream.close()
-
-    def add(self, report: TrainReport) -> None:
-        if self.file is None:
-            restore_lines(self.out, report.after, report.resumed_report)
-            self.file = (self.out / METRICS_FILE).open("a", encoding="utf-8")
-        self.file.write(json.dumps(report.to_dict()) + "\n")
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps(metrics) + "\n")
         self.file.flush()
-        if self.tensorboard is not None:
-            for name, value in {
-                "loss": report.loss,
-                "rate": report.lr,
-                "norm": report.grad_norm,
-                "speed": report.tokens_per_second,
-                **{f"valid/{key}": value for key, value in report.measures.items()},
-            }.items():
-                self.tensorboard.add_scalar(name, value, report.step)
+
+    def finish(self, completed: bool) -> None:
+        self.file.close()
 
 
 def restore_lines(out: Path, step: int, resumed_report: str | None) -> None:
@@ -67,13 +53,12 @@ def _line_step(line: str) -> int:
         return 1 << 62  # an incomplete line, written in the moment of a crash: drop it
 
 
-def tensorboard_writer_class() -> Any:
-    """torch's SummaryWriter. Raises ImportError if TensorBoard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("--tensorboard needs tensorboard: pip install 'keepleft[board]'") from error
-    return SummaryWriter
+def read_best_measures(out: Path) -> dict[str, float]:
+    """The metrics of the best evaluation, or of the last if none was the best; empty if there was none."""
+    lines = (out / METRICS_FILE).read_text("utf-8").splitlines()
+    evaluations = [record for line in lines if (record := json.loads(line)).get("measures")]
+    best = [record for record in evaluations if record.get("best")] or evaluations
+    return dict(best[-1]["measures"]) if best else {}
 
 
 def plot_loss(out: Path) -> None:

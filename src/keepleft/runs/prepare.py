@@ -31,6 +31,7 @@ from keepleft.weights.model_directory import AnyModel, load, pin_revision
 
 CONFIG_FILE = "config.yaml"
 RESOLVED_FILE = "resolved.json"
+TRACKING_FILE = "tracking.json"  # by what name trackers know the run
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class ResolvedJob:
     accumulate: int  # micro-batches in a step, on all devices together
     pad_to_multiple_of: int
     pack: bool
+    steps_per_epoch: int = 0  # about; 0 if it is not known
+    minutes: float | None = None  # that the number of steps was chosen for, once it is
     init_from: str | None = None  # a name on the hub with the commit that it had, as NAME@COMMIT
     data_files: dict[str, str] = field(default_factory=dict)  # fingerprints by name
     store_files: dict[str, str] = field(default_factory=dict)
@@ -74,7 +77,7 @@ def prepare_run(
     train_sources = dataset.open_sources(job, job.train)
     data_files = data_fingerprints(job)
     # a run that never took a step may have left these
-    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, SOURCE_TOKENIZER_FILE):
+    for stale_file in (CONFIG_FILE, RESOLVED_FILE, TRACKING_FILE, METRICS_FILE, SOURCE_TOKENIZER_FILE):
         (out / stale_file).unlink(missing_ok=True)
     atomic.remove_folder(out / STORE_FOLDER)
     valid_sources = [] if job.valid is None else dataset.open_sources(job, job.valid)
@@ -125,6 +128,7 @@ def prepare_run(
         accumulate=accumulate,
         pad_to_multiple_of=job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1),
         pack=_should_pack(job, distributed),
+        steps_per_epoch=steps_per_epoch,
         init_from=pinned_job.init_from,
         data_files=data_files,
         store_files=store_fingerprints(out),

@@ -15,7 +15,7 @@ from keepleft.training.recipe import CHANGEABLE
 CHANGEABLE_OPTIONS = (
     "parallel",
     "device",
-    "tensorboard",
+    "track",
     "average_last",
     *(f"recipe.{name}" for name in CHANGEABLE),
 )

@@ -6,18 +6,24 @@ from importlib import import_module
 
 from keepleft import checks
 from keepleft.data.tokenizer import load_tokenizer
-from keepleft.runs import defaults, metrics
+from keepleft.runs import defaults
 from keepleft.runs.job import TrainJob
 from keepleft.runs.prepare import initial_design
 from keepleft.runs.tasks import TASKS
+from keepleft.runs.trackers import check_trackers
 
 
 def validate_job(job: TrainJob) -> None:
     """Raise the errors that would be raised later; placeholders stand for numbers that come from the data."""
     _check_numbers(job)
     _check_metric(job)
-    if job.tensorboard:
-        metrics.tensorboard_writer_class()
+    if job.minutes is not None:
+        checks.check_number("minutes", job.minutes, above=0)
+        if job.recipe.steps is not None:
+            raise ValueError(
+                f"--minutes chooses the number of steps, and --recipe.steps is {job.recipe.steps}: give one"
+            )
+    check_trackers(job.track)
     if job.batch.pack and job.task == "classify":
         raise ValueError(
             "batch.pack was asked for, but a classifier has one label for each row: leave it out"

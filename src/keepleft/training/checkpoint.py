@@ -219,13 +219,13 @@ def _check_tensors(
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints below a folder, the newest first."""
     directories = (path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdecimal())
-    return sorted(directories, key=_step_number, reverse=True)
+    return sorted(directories, key=step_number, reverse=True)
 
 
 def list_resumable(folder: Path) -> list[Path]:
     """The checkpoints below a folder, those saved by the clock included, the newest first."""
     directories = list_checkpoints(folder) + list_checkpoints(folder / TIMED_FOLDER)
-    return sorted(directories, key=_step_number, reverse=True)
+    return sorted(directories, key=step_number, reverse=True)
 
 
 def remove_timed(folder: Path) -> None:
@@ -234,7 +234,8 @@ def remove_timed(folder: Path) -> None:
     shutil.rmtree(folder / f"{TIMED_FOLDER}.gone", ignore_errors=True)  # a crash may have left it
 
 
-def _step_number(directory: Path) -> int:
+def step_number(directory: Path) -> int:
+    """The step of a checkpoint, by the name of its folder."""
     return int(directory.name[5:])
 
 
@@ -261,7 +262,7 @@ def prune(folder: Path, step: int, keep_last: int, best_step: int | None) -> Non
     so is what a crash left behind.
     """
     directories = list_checkpoints(folder)
-    up_to_step = [directory for directory in directories if _step_number(directory) <= step]
+    up_to_step = [directory for directory in directories if step_number(directory) <= step]
     retained = {*up_to_step[:keep_last], *([] if best_step is None else [step_folder(folder, best_step)])}
     for directory in directories:
         if directory not in retained:

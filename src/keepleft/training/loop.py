@@ -60,9 +60,9 @@ class TrainReport:
     accuracy: float  # the fraction of targets that had the highest score
     lr: float  # of the last step
     grad_norm: float  # of the last step, before clipping
-    tokens: int  # targets trained on since the last report
-    tokens_per_second: float  # targets per second, evaluation and saving not counted
-    mfu: float | None  # model FLOPs utilization, of the measured peak; None if it is unknown
+    tokens: int  # trained on since the last report, padding and the source of an encoder-decoder not counted
+    tokens_per_second: float  # evaluation and saving not counted
+    mfu: float | None  # model FLOPs utilization, of the measured peak; None on a CPU
     measures: dict[str, float] = field(default_factory=dict)  # of the evaluation
     best: bool = False  # the evaluation is the best so far
     saved: str | None = None  # the checkpoint that was written
@@ -132,8 +132,8 @@ class _Interval:
     start_time: float = field(default_factory=time.perf_counter)
     stats: list[Tensor] = field(default_factory=list)  # (4,) of each step, as in TrainStep.collect_stats
     batch_ids: list[str] = field(default_factory=list)  # of the first micro-batch of each step
-    num_targets: int = 0
-    untimed_targets: int = 0  # of them, those before the run was resumed
+    num_tokens: int = 0
+    untimed_tokens: int = 0  # of them, those before the run was resumed
     flops: float = 0.0
 
     def state(self, distributed: DistributedContext) -> dict[str, Any] | None:
@@ -146,7 +146,7 @@ class _Interval:
             "stats": stats.double().tolist(),
             "dtype": str(stats.dtype).removeprefix("torch."),
             "batch_ids": self.batch_ids,
-            "num_targets": self.num_targets,
+            "num_tokens": self.num_tokens,
         }
 
     @classmethod
@@ -159,8 +159,8 @@ class _Interval:
             int(state["first_step"]),
             stats=list(stats),
             batch_ids=list(state["batch_ids"]),
-            num_targets=int(state["num_targets"]),
-            untimed_targets=int(state["num_targets"]),
+            num_tokens=int(state["num_tokens"]),
+            untimed_tokens=int(state["num_tokens"]),
         )
 
 
@@ -231,7 +231,7 @@ def train(
 
     for cursor, micro_batches in batch_order.steps(train_state.cursor):
         lr = learning_rate(recipe, train_state.step)
-        total_targets = _total_targets(micro_batches, distributed)
+        total_targets, total_tokens = count_step(micro_batches, distributed)
         interval.batch_ids.append(micro_batches[0].identity if micro_batches else "")
         check_stats: Callable[[Tensor], None] = lambda stats: None
         if distributed.device.type == "cpu":  # a GPU would have to be waited for
@@ -239,10 +239,10 @@ def train(
         try:
             stats = train_step(micro_batches, total_targets, lr, train_state.step, check_stats)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(_out_of_memory_hint(micro_batches, error)) from error
+            raise MemoryError(out_of_memory_hint(micro_batches, error)) from error
         interval.stats.append(stats)
         interval.flops += sum(flop_counter(batch.inputs, batch.tokens) for batch in micro_batches)
-        interval.num_targets += int(total_targets)
+        interval.num_tokens += total_tokens
         train_state.step += 1
         train_state.cursor = (cursor[0], cursor[1])
         done = train_state.step >= recipe.steps
@@ -288,12 +288,21 @@ def train(
         interval = _Interval(train_state.step)
 
 
-def _total_targets(micro_batches: Sequence[TrainBatch], distributed: DistributedContext) -> float:
-    """The targets of a step in all processes; at least 1, to divide by."""
+def count_step(micro_batches: Sequence[TrainBatch], distributed: DistributedContext) -> tuple[float, int]:
+    """The targets of a step in all processes, at least 1, to divide by; and its tokens.
+
+    A text has fewer targets than tokens where it is classified, or where only masked tokens are predicted.
+    """
     device = distributed.device if distributed.world_size > 1 else "cpu"
-    num_targets = float(sum(batch.tokens for batch in micro_batches))
-    total = distributed.all_reduce(torch.tensor([num_targets], dtype=torch.float64, device=device))
-    return max(1.0, float(total))
+    num_targets = sum(batch.tokens for batch in micro_batches)
+    num_tokens = sum(
+        mfu.measure_sequences(batch.inputs, "tokens")[0] if "tokens" in batch.inputs else batch.tokens
+        for batch in micro_batches
+        if batch.tokens
+    )
+    counts = torch.tensor([num_targets, num_tokens], dtype=torch.float64, device=device)
+    total_targets, total_tokens = distributed.all_reduce(counts).tolist()
+    return max(1.0, total_targets), int(total_tokens)
 
 
 def _make_report(
@@ -309,7 +318,6 @@ def _make_report(
     _check_finite(list(stats), interval.batch_ids, interval.first_step)
     loss, cross_entropy, accuracy, _ = stats.mean(0).tolist()
     seconds = max(1e-9, time.perf_counter() - interval.start_time)
-    peak_flops = mfu.peak_matmul_flops(distributed.device, dtype) if interval.flops else None
     return TrainReport(
         step=train_state.step,
         after=interval.first_step,
@@ -319,9 +327,9 @@ def _make_report(
         accuracy=accuracy,
         lr=lr,
         grad_norm=float(stats[-1, 3]),
-        tokens=interval.num_targets,
-        tokens_per_second=(interval.num_targets - interval.untimed_targets) / seconds,
-        mfu=interval.flops / seconds / peak_flops if peak_flops else None,
+        tokens=interval.num_tokens,
+        tokens_per_second=(interval.num_tokens - interval.untimed_tokens) / seconds,
+        mfu=mfu.model_flops_utilization(interval.flops, seconds, distributed.device, dtype),
         notes=notes,
     )
 
@@ -357,7 +365,7 @@ def _check_finite(step_stats: list[Tensor], batch_ids: list[str], first_step: in
                 )
 
 
-def _out_of_memory_hint(micro_batches: Sequence[TrainBatch], error: Exception) -> str:
+def out_of_memory_hint(micro_batches: Sequence[TrainBatch], error: Exception) -> str:
     inputs = micro_batches[0].inputs if micro_batches else {}
     shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     return (

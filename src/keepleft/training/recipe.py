@@ -83,7 +83,7 @@ class Recipe:
     log_every: int = 10
     eval_every: int | None = None
     save_every: int | None = None
-    save_minutes: float = 10.0
+    save_minutes: float = 5.0
     keep_checkpoints: int = 3
     metric: str = "loss"
     patience: int | None = None

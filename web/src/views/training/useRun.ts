@@ -113,7 +113,7 @@ export function runCharts(lines: MetricsLine[], task = ""): RunChart[] {
     },
     {
       title: "Throughput",
-      yLabel: "target tokens per second",
+      yLabel: "tokens per second",
       logScale: false,
       series: [{ name: "throughput", points: points((line) => line.speed) }],
     },

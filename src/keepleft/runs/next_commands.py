@@ -1,0 +1,93 @@
+"""The commands to try next on a trained model, ready to be pasted into a shell."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from keepleft.data.batches import Batches
+from keepleft.data.tokenizer import special_tokens
+from keepleft.runs.data_files import is_local_file
+from keepleft.runs.dataset import Tokenizers, is_plain_text
+from keepleft.runs.job import DataConfig, TrainJob
+from keepleft.runs.job_batches import JobBatches
+
+MAX_EXAMPLE_WORDS = 12
+EXAMPLE_TOKENS = 24  # of running text
+CANDIDATE_RECORDS = 100  # among which an example is looked for
+USE_COMMANDS = {
+    "translate": "translate",
+    "summarize": "summarize",
+    "lm": "generate",
+    "classify": "classify",
+    "mlm": "fill",
+}
+
+
+def next_commands(job: TrainJob, model_folder: Path, example: str) -> list[str]:
+    """Three commands: use the model, evaluate or audit it, look inside it. `example` is a text for it."""
+    model = shlex.quote(str(model_folder))
+    text = shlex.quote(example)
+    html = shlex.quote(str(model_folder.parent / "attention.html"))
+    commands = [f"keepleft audit {model}"]
+    if evaluation := _evaluation_command(job, model):
+        commands = [evaluation]
+    if job.task in USE_COMMANDS:
+        commands.insert(0, f"keepleft {USE_COMMANDS[job.task]} {model} {text}{_tag_option(job.train)}")
+    else:  # a model to be trained further
+        commands.append(f"keepleft push {model} OWNER/NAME --dry-run")
+    source = "--source " if job.task in ("translate", "summarize", "span", "denoise") else ""
+    return [*commands, f"keepleft show {model} {source}{text} --html {html}"]
+
+
+def example_text(job: TrainJob, batches: JobBatches, tokenizers: Tokenizers) -> str:
+    """A short text of the validation data, or of the training data if there are none."""
+    data = batches.validation or batches.training
+    if batches.is_running_text:
+        tokens = data.store[data.objective.fields[0]].tokens[:EXAMPLE_TOKENS].tolist()
+        words = tokenizers.target.decode(tokens).split()[1:6]  # the first may be the rest of a word
+        return " ".join(words) or "The"
+    words = _short_record(data, tokenizers).split()[:MAX_EXAMPLE_WORDS]
+    mask = special_tokens(tokenizers.target).mask
+    if job.task == "mlm" and mask is not None:
+        words[len(words) // 2 : len(words) // 2 + 1] = [tokenizers.target.id_to_token(mask) or ""]
+    return " ".join(words) or "Hello"
+
+
+def _short_record(data: Batches, tokenizers: Tokenizers) -> str:
+    """The first text of a few words; any text if there is none."""
+    field = data.objective.fields[0]
+    tokenizer = tokenizers.source if field == "src" else tokenizers.target
+    rows = np.arange(min(CANDIDATE_RECORDS, len(data.store)))
+    texts = [tokenizer.decode(tokens) for tokens in data.store[field].take(rows).to_lists()]
+    short_texts = [text for text in texts if 3 <= len(text.split()) <= MAX_EXAMPLE_WORDS]
+    return next(iter([*short_texts, *texts]), "")
+
+
+def _tag_option(data: DataConfig | str | list[DataConfig]) -> str:
+    config = data[0] if isinstance(data, list) else data
+    tag = config.tag if isinstance(config, DataConfig) else None
+    return "" if tag is None else f" --tag {shlex.quote(tag)}"
+
+
+def _evaluation_command(job: TrainJob, model: str) -> str | None:
+    """`keepleft eval` on the validation data; None where it does not read them, or there are none."""
+    config = job.valid[0] if isinstance(job.valid, list) else job.valid
+    if isinstance(config, str):
+        config = DataConfig(path=config)
+    if (
+        config is None
+        or config.columns is not None
+        or job.task not in ("translate", "summarize", "lm", "classify")
+    ):
+        return None
+    files = [config.path] if config.src is None or config.tgt is None else [config.src, config.tgt]
+    if not all(file is not None and is_local_file(file) for file in files):
+        return None
+    if job.task == "lm" and not is_plain_text(str(files[0])):
+        return None
+    paths = " ".join(shlex.quote(str(file)) for file in files)
+    task = " --task summarize" if job.task == "summarize" else ""
+    return f"keepleft eval {model} {paths}{task}{_tag_option(config)}"
