@@ -59,12 +59,17 @@ def option_value(option: Option) -> CompletionValue | None:
     return CompletionValue(next((KINDS[word] for word in option.metavar.split("|") if word in KINDS), "text"))
 
 
+def argument_words(command: Command) -> list[str]:
+    """What the usage line calls each positional argument: MODEL, TEXT."""
+    return command.arguments.replace("[", " ").replace("]", " ").replace("...", " ").split()
+
+
 def argument_values(command: Command) -> list[CompletionValue]:
     """What each positional argument is completed with."""
     choices = [
         option.choices for option in command_options(command) if option.is_positional and option.choices
     ]
-    words = command.arguments.replace("[", " ").replace("]", " ").replace("...", " ").split()
+    words = argument_words(command)
     return [
         CompletionValue("choice", choices[0]) if choices else CompletionValue(KINDS.get(word, "text"))
         for word in words
@@ -205,11 +210,11 @@ fi"""
 def _zsh_case(command: Command) -> str:
     specs = []
     for option in options_with_help(command):
-        description = _describe(option).replace("\\\\", "").replace("[", "(").replace("]", ")")
+        description = _describe(option).replace("\\", "").replace("[", "(").replace("]", ")")
         value = option_value(option)
         action = "" if value is None else f":{option.key.rpartition('.')[2]}:{_zsh_action(value)}"
         specs.append(f"{option.flag}{'' if value is None else '='}[{description}]{action}")
-    words = command.arguments.replace("[", " ").replace("]", " ").replace("...", " ").split()
+    words = argument_words(command)
     for n, (word, value) in enumerate(zip(words, argument_values(command), strict=True), 1):
         specs.append(f"{n}:{word}:{_zsh_action(value)}")
     lines = [f"            {_zsh_quote(spec)}" for spec in specs]
