@@ -24,13 +24,13 @@ PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
 # What stands for the value of an option. Shell completion offers files for FILE, folders for FOLDER, …
 METAVARS = {
-    "FILE": "input output plot html junit hf_config api_key_file path src tgt train valid source_path",
-    "FOLDER": "runs compare phrases",
+    "FILE": "input output plot html junit hf_config api_key_file path src tgt train valid source_path load",
+    "FOLDER": "runs compare phrases out",
     "MODEL": "draft_model init_from",
     "MODEL|FILE": "baseline",
     "NAME": "preset served_model_name metric",
-    "NAMES": "checks views",
-    "TEXT": "text source prompt prefix",
+    "NAMES": "checks views track",
+    "TEXT": "text source prompt prefix system",
     "KEY": "api_key operator_key",
     "ADDRESS": "host",
     "HOST": "allow_host",
@@ -43,7 +43,8 @@ METAVARS = {
     "TYPE": "dtype quantization",
     "FORMAT": "to",
 }
-OUT_METAVARS = {"export": "PATH"}  # a file or a folder; for every other command --out is a folder
+# names that mean another thing in one command
+COMMAND_METAVARS = {("export", "out"): "PATH", ("translate", "to"): "LANGUAGE"}
 _METAVAR_BY_NAME = {name: metavar for metavar, names in METAVARS.items() for name in names.split()}
 _WORDS = {  # what a metavar stands for
     "FILE": "a file",
@@ -60,6 +61,7 @@ _WORDS = {  # what a metavar stands for
     "DEVICE": "cpu or cuda",
     "REVISION": "a branch, tag or commit",
     "TAG": "a token",
+    "LANGUAGE": "the code of a language",
 }
 _COMPOUND_TYPES: dict[Any, tuple[str, str]] = {  # metavar and words
     tuple[int, ...]: ("N ...", "whole numbers, separated by spaces"),
@@ -195,8 +197,7 @@ def _parameter_options(
         yield from _dataclass_options(nested[0], f"{name}.", "Data")
     else:
         option = make_option(name, hint, parameter.default, text)
-        if name == "out":
-            metavar = OUT_METAVARS.get(command.name, "FOLDER")
+        if metavar := COMMAND_METAVARS.get((command.name, name)):
             option = option._replace(metavar=metavar, takes=_WORDS[metavar])
         yield option
 
