@@ -7,10 +7,10 @@ between them stay. What is to be copied is protected by placeholders, if the mod
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.disk.encode_text import encode_text
@@ -20,6 +20,8 @@ from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+ResultT = TypeVar("ResultT", bound=Any)  # a dataclass with a field `text`
 
 MAX_SENTENCE_WORDS = 30  # longer sentences are cut into clauses
 _TAG = re.compile(r"<2(\w+)>")
@@ -105,20 +107,48 @@ class Translator:
         text is translated as a whole and not sentence by sentence.
         """
         whole = options.num_sequences > 1 or any(value for value in details.values())
+        rounds = self.rounds(texts, _join, whole=whole)
+        try:
+            sources = next(rounds)
+            while True:
+                sources = rounds.send(self.generator.generate(sources, options, **details))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def rounds(
+        self, texts: Sequence[str], join: Callable[[Sequence[ResultT | str]], ResultT], *, whole: bool = False
+    ) -> Generator[list[str], list[list[ResultT]], list[list[ResultT]]]:
+        """Yield what the model has to translate, be sent the results of each, and return those of the texts.
+
+        A result is a dataclass with a field `text`; `join` makes one of those of several sentences and what
+        stands between them. There are two rounds at most: sentences that lost a placeholder are translated
+        once more, without.
+        """
         parts = [[TextPart(text, bool(text.strip()))] if whole else split_text(text) for text in texts]
         sentences = list(dict.fromkeys(part.text for row in parts for part in row if part.is_sentence))
-        results = dict(zip(sentences, self._translate(sentences, options, details), strict=True))
+        sources = [self.protect(sentence) for sentence in sentences]
+        out = (yield [source.text for source in sources]) if sources else []
+        retried = [n for n, source in enumerate(sources) if not is_complete(source, out[n][0].text)]
+        if retried:
+            plain = [ProtectedText(restore(sources[n], sources[n].text), ()) for n in retried]
+            results = yield [source.text for source in plain]
+            for n, source, candidates in zip(retried, plain, results, strict=True):
+                sources[n], out[n] = source, candidates
+        translations = {
+            sentence: [replace(result, text=restore(source, result.text)) for result in candidates]
+            for sentence, source, candidates in zip(sentences, sources, out, strict=True)
+        }
         return [
-            results[row[0].text]
+            translations[row[0].text]
             if len(row) == 1 and row[0].is_sentence
-            else [_join([results[part.text][0] if part.is_sentence else part.text for part in row])]
+            else [join([translations[part.text][0] if part.is_sentence else part.text for part in row])]
             for row in parts
         ]
 
     def stream(self, text: str, options: GenerationConfig) -> Iterator[str]:
         """The translation of one text, sentence by sentence."""
         for part in split_text(text):
-            yield self._translate([part.text], options, {})[0][0].text if part.is_sentence else part.text
+            yield self.generate([part.text], options)[0][0].text if part.is_sentence else part.text
 
     def plot(self, path: Path, text: str, options: GenerationConfig) -> Path:
         return self.generator.plot(path, text, options)
@@ -127,27 +157,6 @@ class Translator:
         """The sentence as the model wants it."""
         text = sentence.translate(_CHARACTERS)
         return protect(text) if self.uses_placeholders else ProtectedText(text, ())
-
-    def _translate(
-        self, sentences: Sequence[str], options: GenerationConfig, details: dict[str, Any]
-    ) -> list[list[GenerationResult]]:
-        """Translate sentences; those that lost a placeholder once more, without."""
-        protected = [self.protect(sentence) for sentence in sentences]
-        out = self._generate(protected, options, details)
-        retried = [n for n, source in enumerate(protected) if not is_complete(source, out[n][0].text)]
-        plain = [ProtectedText(restore(protected[n], protected[n].text), ()) for n in retried]
-        for n, source, results in zip(retried, plain, self._generate(plain, options, details), strict=True):
-            protected[n], out[n] = source, results
-        return [
-            [replace(result, text=restore(source, result.text)) for result in results]
-            for source, results in zip(protected, out, strict=True)
-        ]
-
-    def _generate(
-        self, sources: Sequence[ProtectedText], options: GenerationConfig, details: dict[str, Any]
-    ) -> list[list[GenerationResult]]:
-        texts = [source.text for source in sources]
-        return self.generator.generate(texts, options, **details) if texts else []
 
 
 def _join(parts: Sequence[GenerationResult | str]) -> GenerationResult:

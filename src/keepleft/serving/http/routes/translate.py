@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from keepleft.pipelines.translator import Translator
 from keepleft.serving.engine.request import Tenant
+from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
 from keepleft.serving.http.json_response import count_text_values, json_response
 from keepleft.serving.http.middleware.request_log import RequestRecord
@@ -31,7 +34,7 @@ from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
 from keepleft.serving.http.validated_route import validated_route
 
-BLANK_HYPOTHESIS = {"text": "", "score": 0.0, "finish_reason": "stop"}  # of a text without a word
+BLANK_CHOICE = FinishedChoice(finish_reason="stop")  # of a text without a word
 
 
 def routes(service: Service) -> APIRouter:
@@ -57,35 +60,72 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     tenant = tenant_of(service, key, body.user)
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     texts = as_texts(body.input, service.limits)
-    # what is blank stays blank: a model would make something up for it
-    filled = [n for n, text in enumerate(texts) if text.strip()]
-    plan = None
-    translations: dict[int, list[FinishedChoice]] = {}
-    if filled:
-        build_plan = partial(_build_plan, service, body, [texts[n] for n in filled], tenant)
-        plan = await prepare_plan(service, tenant, build_plan, texts_in([*texts, body.prefix]))
+    translator = _translator(service, body)
+    seed: int | None = None
+
+    async def generate(sources: list[str]) -> list[list[FinishedChoice]]:
+        nonlocal seed
+        build_plan = partial(_build_plan, service, body, translator, sources, tenant)
+        plan = await prepare_plan(service, tenant, build_plan, texts_in([*sources, body.prefix]))
+        seed = plan.seed
         stream = GenerationStream(service, plan, record, only_at_end=True)
         stream.start()
-        translations = dict(zip(filled, await stream.choices(), strict=True))
+        return await stream.choices()
+
+    if translator is None:
+        # what is blank stays blank: a model would make something up for it
+        filled = [n for n, text in enumerate(texts) if text.strip()]
+        choices = dict(zip(filled, await generate([texts[n] for n in filled]) if filled else [], strict=True))
+        translations = [choices.get(n) or [BLANK_CHOICE] for n in range(len(texts))]
+    else:
+        rounds = translator.rounds(texts, _join_choices, whole=(body.num_return_sequences or 1) > 1)
+        try:
+            sources = next(rounds)
+            while True:
+                sources = rounds.send(await generate(sources))
+        except StopIteration as end:
+            translations = end.value
 
     def build() -> dict[str, Any]:
         data = []
-        for n in range(len(texts)):
-            n_best = list(map(_hypothesis, translations[n])) if n in translations else [BLANK_HYPOTHESIS]
+        for n, row in enumerate(translations):
+            n_best = list(map(_hypothesis, row))
             data.append({**n_best[0], "index": n, "n_best": n_best})
-        return {
-            "object": "list",
-            "model": service.name,
-            "seed": None if plan is None else plan.seed,
-            "data": data,
-            "usage": usage(record),
-        }
+        return {"object": "list", "model": service.name, "seed": seed, "data": data, "usage": usage(record)}
 
-    num_characters = sum(len(choice.text) for row in translations.values() for choice in row)
+    num_characters = sum(len(choice.text) for row in translations for choice in row)
     return await json_response(service, tenant, build, num_values=count_text_values(num_characters))
 
 
-def _build_plan(service: Service, body: TranslateRequest, texts: list[str], tenant: Tenant) -> RequestPlan:
+def _translator(service: Service, body: TranslateRequest) -> Translator | None:
+    """The translator into the language that the request names, if any. Raises APIError for an unknown one."""
+    if body.to is None:
+        return None
+    if body.tag is not None:
+        raise APIError(
+            400, f"to is {body.to!r} and tag {body.tag!r}: they say the same, so give one", param="to"
+        )
+    try:
+        return Translator(service.generator, body.to)
+    except ValueError as error:
+        raise APIError(400, str(error).replace("--to", "to"), param="to") from error
+
+
+def _join_choices(parts: Sequence[FinishedChoice | str]) -> FinishedChoice:
+    """One choice from those of the sentences and what stands between them."""
+    choices = [part for part in parts if isinstance(part, FinishedChoice)]
+    return FinishedChoice(
+        text="".join(part if isinstance(part, str) else part.text for part in parts),
+        finish_reason=next((c.finish_reason for c in choices if c.finish_reason != "stop"), "stop"),
+        score=sum(choice.score for choice in choices),
+        length=sum(choice.length for choice in choices),
+    )
+
+
+def _build_plan(
+    service: Service, body: TranslateRequest, translator: Translator | None, texts: list[str], tenant: Tenant
+) -> RequestPlan:
+    tag = body.tag if translator is None else translator.generator.tag
     options = resolve_options(service.model, body, sample_by_default=False)
     num_choices = body.num_return_sequences or options.num_sequences
     if num_choices > options.beam_count and not options.do_sample:
@@ -93,7 +133,7 @@ def _build_plan(service: Service, body: TranslateRequest, texts: list[str], tena
     plan = build_requests(
         service,
         body,
-        texts if body.tag is None else _tagged_prompts(service, texts, body.tag),
+        texts if tag is None else _tagged_prompts(service, texts, tag),
         options,
         max_tokens=body.max_new_tokens,
         stop=None,

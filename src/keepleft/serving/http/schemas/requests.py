@@ -97,6 +97,12 @@ class TranslateRequest(GenerationFields):
 
     model: str | None = MODEL_FIELD
     input: str | Texts
+    to: str | None = Field(
+        None,
+        description="the language to write, such as fr, for a multilingual model; texts are cut into "
+        "sentences and put together again",
+        max_length=32,
+    )
     tag: str | None = Field(
         None, description="the language tag, a token, for a multilingual model", max_length=256
     )
