@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -160,3 +161,22 @@ def test_a_mask_has_no_truth_value():
             bool(mask)
     with pytest.raises(TypeError):
         causal & True
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("windw(3)", "no mask is called 'windw': did you mean window? there are block, causal, full, prefix"),
+        ("causal & (full | blok(3))", "no mask is called 'blok': did you mean block?"),
+        ("casual", "did you mean causal?"),
+        ("xyz(1)", "no mask is called 'xyz': there are"),
+        ("window", "window needs a number: write window(3)"),
+        ("window()", "'window()' needs one number: write window(3)"),
+        ("window(3, 4)", "'window(3, 4)' needs one number: write window(3)"),
+        ("causal(3)", "causal takes no number: write causal"),
+        ("window('a')", "is not a whole number"),
+    ],
+)
+def test_a_misspelt_mask_is_an_error_with_the_likeliest_name(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kl.parse_mask(text)

@@ -454,6 +454,21 @@ def help_text(capsys, command: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+def test_tokens_are_shown_as_text(decoder, encoder_decoder, capsys):
+    """Not as vocabularies write them, with Ġ for a space."""
+    options = ["--max-new-tokens", "8", "--json", "--logprobs", "3"]
+    _, out, _ = run(capsys, "generate", decoder, "the sea", "--prefix", " is calm", *options)
+    result = json.loads(out)
+    assert "".join(part["token"] for part in result["logprobs"]).startswith(" is calm")
+    assert all(len(part["top"]) == 3 for part in result["logprobs"])
+    assert "Ġ" not in out
+    _, out, _ = run(capsys, "score", decoder, "the sea is calm", "--tokens")
+    assert '" sea"' in out
+    assert "Ġ" not in out
+    _, out, _ = run(capsys, "score", decoder, "the sea is calm", "--json")
+    assert "".join(part["token"] for part in json.loads(out)["tokens"]) == "the sea is calm"
+
+
 def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]

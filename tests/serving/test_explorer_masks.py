@@ -77,8 +77,10 @@ def test_the_cost_is_told_in_words():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"expression": "casual"}, "no mask is called 'casual'"),
-        ({"expression": "__import__('os')"}, "cannot stand in a mask"),
+        ({"expression": "casual"}, "no mask is called 'casual': did you mean causal?"),
+        ({"expression": "causal & windw(3)"}, "no mask is called 'windw': did you mean window?"),
+        ({"expression": "__import__('os')"}, "no mask is called '__import__': there are"),
+        ({"expression": "window(3)(4)"}, "cannot stand in a mask"),
         ({"expression": "causal and full"}, "cannot stand in a mask"),
         ({"expression": "window((1, 2))"}, "needs a whole number"),
         ({"expression": "window(0)"}, "at least 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,8 @@ import pytest
 
 import keepleft as kl
 from keepleft.cli import main
+from keepleft.pipelines import loading
+from keepleft.serving.http import server
 from serving.tiny_services import CHAT, decoder
 
 LONG = {"prompt": "the sea", "logit_bias": {"2": -100}, "stream": True}
@@ -220,19 +223,47 @@ def test_keys_come_from_a_file_and_a_public_server_without_keys_is_warned_of(
     ran = Ran(monkeypatch)
     (tmp_path / "keys.txt").write_text("# of two friends\nfirst\n\nsecond\n")
     keys_file = str(tmp_path / "keys.txt")
-    assert main(["serve", str(model_folder), "--host", "0.0.0.0", "--api-key-file", keys_file]) == 0
+    serve = ["serve", str(model_folder), "--port", "0"]
+    assert main([*serve, "--host", "0.0.0.0", "--api-key-file", keys_file]) == 0
     assert capsys.readouterr().err == ""
-    assert main(["serve", str(model_folder), "--host", "0.0.0.0"]) == 0
+    assert main([*serve, "--host", "0.0.0.0"]) == 0
     assert "whoever reaches 0.0.0.0 can use this model: set KEEPLEFT_API_KEY" in capsys.readouterr().err
-    assert main(["serve", str(model_folder)]) == 0
+    assert main(serve) == 0
     assert capsys.readouterr().err == ""
     assert len(ran.made) == 3
 
 
-def test_a_port_in_use_is_an_error(model_folder, capsys):
+@pytest.mark.parametrize("when", ["before the model is loaded", "while it is loaded"])
+def test_a_port_in_use_is_one_message(when, model_folder, capsys, monkeypatch):
+    loaded = []
+    load = loading.load_for_inference
+    monkeypatch.setattr(
+        loading, "load_for_inference", lambda *args, **kw: loaded.append(1) or load(*args, **kw)
+    )
+    if when == "while it is loaded":
+        monkeypatch.setattr(server, "check_address", lambda host, port: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", str(model_folder), "--port", str(port)]) == 2
-    assert f"cannot listen on 127.0.0.1:{port}: is another server there?" in capsys.readouterr().err
+    message = f"cannot listen on 127.0.0.1:{port}: another program listens there; --port 0 takes a free one"
+    assert capsys.readouterr().err == f"keepleft: {message}\n"
+    assert len(loaded) == (when == "while it is loaded")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (
+            OSError(errno.EACCES, "Permission denied"),
+            r"this user may not \(Permission denied\); give a --port",
+        ),
+        (OSError(errno.EADDRNOTAVAIL, "no such address"), "no such address; look at --host and --port"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_an_error_with_its_remedy(error, remedy):
+    assert re.search(remedy, str(server.listen_error("192.0.2.1", 80, error)))
+    with pytest.raises(OSError, match=r"cannot listen on no-such-host\.invalid:1"):
+        server.check_address("no-such-host.invalid", 1)
+    server.check_address("anywhere", 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
@@ -349,11 +350,15 @@ def _parse_node(node: ast.expr, names: Mapping[str, Mask]) -> Mask:
         case ast.Name(id=name) if name in _MASK_FACTORIES:
             raise ValueError(f"{name} needs a number: write {name}(3)")
         case ast.Name(id=name):
-            raise ValueError(
-                f"no mask is called {name!r}: there are {', '.join(sorted({*names, *_MASK_FACTORIES}))}"
-            )
+            raise _unknown_mask(name, names)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _MASK_FACTORIES:
             return _MASK_FACTORIES[name](_parse_argument(argument))
+        case ast.Call(func=ast.Name(id=name)) if name in _MASK_FACTORIES:
+            raise ValueError(f"{ast.unparse(node)!r} needs one number: write {name}(3)")
+        case ast.Call(func=ast.Name(id=name)) if name in names:
+            raise ValueError(f"{name} takes no number: write {name}")
+        case ast.Call(func=ast.Name(id=name)):
+            raise _unknown_mask(name, names)
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _parse_node(left, names) & _parse_node(right, names)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -361,6 +366,13 @@ def _parse_node(node: ast.expr, names: Mapping[str, Mask]) -> Mask:
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_parse_node(operand, names)
     raise ValueError(f"{ast.unparse(node)!r} cannot stand in a mask: use names, numbers, & | ~ and brackets")
+
+
+def _unknown_mask(name: str, names: Mapping[str, Mask]) -> ValueError:
+    known = sorted({*names, *_MASK_FACTORIES})
+    matches = get_close_matches(name, known, 1)
+    suggestion = f"did you mean {matches[0]}? " if matches else ""
+    return ValueError(f"no mask is called {name!r}: {suggestion}there are {', '.join(known)}")
 
 
 def _parse_argument(node: ast.expr) -> int | tuple[int, ...]:

@@ -129,9 +129,10 @@ def score(
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
-        tokens: print the log-probability of every token
+        tokens: print every token, in quotes, and its log-probability
         json: print one JSON object per line
     """
+    from keepleft.data.token_text import token_pieces
     from keepleft.pipelines.predictor import load_predictor
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
@@ -145,9 +146,9 @@ def score(
             scored_tokens = predictor.score(text, source)
             total = sum(entry.logprob for entry in scored_tokens)
             perplexity = exp(min(700.0, -total / max(1, len(scored_tokens))))
+            pieces = token_pieces(predictor.tokenizer, [entry.token for entry in scored_tokens])
             token_logprobs = [
-                (predictor.tokenizer.id_to_token(entry.token), round(entry.logprob, 4))
-                for entry in scored_tokens
+                (piece, round(entry.logprob, 4)) for piece, entry in zip(pieces, scored_tokens, strict=True)
             ]
             if json:
                 record = {
@@ -160,6 +161,8 @@ def score(
             else:
                 columns = [f"{total:.4f}", f"{perplexity:.4f}"]
                 if tokens:
-                    columns.append(" ".join(f"{token} {logprob}" for token, logprob in token_logprobs))
+                    columns.append(
+                        " ".join(f"{text_io.quote(token)} {logprob}" for token, logprob in token_logprobs)
+                    )
                 print("\t".join(columns), file=out, flush=True)
     return 0

@@ -109,7 +109,7 @@ def serve(
         from keepleft.serving.http.explorer_process.worker import ModelSource
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
         from keepleft.serving.http.middleware.auth import APIKeys
-        from keepleft.serving.http.server import Server
+        from keepleft.serving.http.server import Server, check_address
         from keepleft.serving.http.service import Service
     except ImportError as error:
         raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
@@ -119,6 +119,7 @@ def serve(
     if not 0 <= port < 65_536:
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     check_folders(runs=runs, compare=compare)
+    check_address(host, port)
     api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
     max_descriptors = raise_descriptor_limit()
     host_names = allowed_hosts(host, _as_list(allow_host))
@@ -205,10 +206,6 @@ def serve(
         gc.freeze()  # a full collection would look at every object of PyTorch, and stop all threads for 0.2 s
         try:
             server.run()
-        except SystemExit:  # uvicorn's, where it cannot listen; it has logged the reason
-            raise OSError(
-                f"cannot listen on {host}:{port}: is another server there? --port 0 takes a free one"
-            ) from None
         finally:
             if not service.draining:
                 service.drain(0.0)

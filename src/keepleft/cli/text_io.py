@@ -118,6 +118,11 @@ def as_line(text: str, multiple: bool) -> str:
     return text.replace("\n", "\\n").replace("\r", "\\r") if multiple else text
 
 
+def quote(text: str) -> str:
+    """The text in quotes, as in JSON: a space at its end and a line break can be seen."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def as_json(record: dict[str, Any]) -> str:
     """The record as one line of JSON, without the fields that are None."""
     present = {name: value for name, value in record.items() if value is not None}

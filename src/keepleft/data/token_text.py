@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONTEXT_TOKENS = 16  # preceding tokens that can change how a token decodes
+METASPACE = "\u2581"  # ▁, which SentencePiece writes for a space
 REPLACEMENT_CHARACTER = "\ufffd"  # decodes from an incomplete character
 
 
 def token_texts(tokenizer: Tokenizer | None, prefix: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """What each of these tokens would add after `prefix`; bytes of an incomplete character as \\xe0.
 
-    A token that adds no text is given by its name in the vocabulary; without a tokenizer all are given by
-    their id.
+    A token that adds no text, such as the space that a decoder strips from the beginning, is given by what
+    its name in the vocabulary stands for; without a tokenizer all are given by their id.
     """
     if tokenizer is None:
         return [f"#{token}" for token in tokens]
@@ -78,8 +79,10 @@ def _added_text(tokenizer: Tokenizer, context_text: str, extended_text: str, tok
     if text and REPLACEMENT_CHARACTER not in text:
         # a space that the decoder puts between all words belongs to no token
         return str(name if text.strip(" ") == name else text)
+    if not text:
+        return _name_text(tokenizer, token)
     byte_of_char = _byte_alphabet()
-    if not text or any(char not in byte_of_char for char in name):
+    if any(char not in byte_of_char for char in name):
         return str(name)
     piece_bytes = bytes(byte_of_char[char] for char in name)
     complete_text = text.rstrip(REPLACEMENT_CHARACTER)
@@ -88,6 +91,14 @@ def _added_text(tokenizer: Tokenizer, context_text: str, extended_text: str, tok
     if REPLACEMENT_CHARACTER in complete_text or incomplete_start < 0:
         return piece_bytes.decode("utf-8", "backslashreplace")
     return str(complete_text) + "".join(f"\\x{byte:02x}" for byte in piece_bytes[incomplete_start:])
+
+
+def _name_text(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token's name: byte-level vocabularies write Ġ for a space, SentencePiece's ▁."""
+    if (piece_bytes := token_bytes(tokenizer, token)) is not None:
+        return piece_bytes.decode("utf-8", "backslashreplace")
+    name = str(tokenizer.id_to_token(token))
+    return name if token in tokenizer.get_added_tokens_decoder() else name.replace(METASPACE, " ")
 
 
 @cache

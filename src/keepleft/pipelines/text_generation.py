@@ -17,6 +17,7 @@ from torch import Tensor
 from keepleft.data.chat_template import ChatTemplate
 from keepleft.data.fast_encode import encoder
 from keepleft.data.ragged import Ragged
+from keepleft.data.token_text import token_texts
 from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.batch import DecodeBatch, encode_prefixes, encode_prompts, warn_no_room
 from keepleft.decoding.beam import Beam
@@ -32,7 +33,7 @@ from keepleft.decoding.generate import (
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token, unsupported_fields
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor
 from keepleft.decoding.sampling import SamplingStrategy
-from keepleft.decoding.score import score_tokens
+from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.disk.encode_text import encode_text
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.pipelines.chat import conversation, require_chat_template, with_answer_limit
@@ -247,17 +248,8 @@ class TextGenerator:
                 source=completion.prompt if self.is_encoder_decoder else None,
                 top_logprobs=logprobs,
             )
-            token_name = self.tokenizer.id_to_token
             result = replace(
-                result,
-                logprobs=[
-                    {
-                        "token": token_name(scored.token),
-                        "logprob": round(scored.logprob, 6),
-                        "top": {token_name(n): round(value, 6) for n, value in scored.top_logprobs},
-                    }
-                    for scored in scored_tokens
-                ],
+                result, logprobs=self._readable_logprobs([*context, *completion.tokens], scored_tokens)
             )
         if alignments:
             from keepleft.plots.cross_attention import alignment_weights, pharaoh_pairs
@@ -270,6 +262,22 @@ class TextGenerator:
             weights = alignment_weights(self.model, completion.prompt, [*context, *completion.tokens])
             result = replace(result, alignment=" ".join(f"{i}-{j}" for i, j in pharaoh_pairs(weights)))
         return result
+
+    def _readable_logprobs(
+        self, sequence: list[int], scored_tokens: Sequence[ScoredToken]
+    ) -> list[dict[str, Any]]:
+        """The log-probabilities of the last tokens of a sequence, by what each adds to the text before it."""
+        start = len(sequence) - len(scored_tokens)
+        out = []
+        for n, scored in enumerate(scored_tokens, start):
+            top_tokens = [token for token, _ in scored.top_logprobs]
+            text, *top_texts = token_texts(self.tokenizer, sequence[:n], [scored.token, *top_tokens])
+            top: dict[str, float] = {}
+            for top_text, (token, value) in zip(top_texts, scored.top_logprobs, strict=True):
+                # several tokens may read the same
+                top[f"{top_text} #{token}" if top_text in top else top_text] = round(value, 6)
+            out.append({"token": text, "logprob": round(scored.logprob, 6), "top": top})
+        return out
 
 
 class LogitsCaptureProcessor:

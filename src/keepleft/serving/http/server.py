@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from socket import fromfd, socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from socket import (
+    AF_INET6,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    SO_REUSEADDR,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    fromfd,
+    getaddrinfo,
+    socket,
+)
 from types import FrameType
 from typing import Any
 
@@ -24,6 +37,53 @@ BACKLOG = 2048  # connections that the kernel keeps until they are accepted
 ACCEPTED_AT_ONCE = 32  # connections: asyncio tries as often again where there is no file descriptor left
 ACCEPT_ERROR_MESSAGE = "socket.accept() out of system resource"  # asyncio's
 ACCEPT_LOG_SECONDS = 10.0  # between two lines of the log about it
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise OSError if nobody could listen there now: a model is loaded for nothing otherwise."""
+    if not port:
+        return
+    try:
+        addresses = getaddrinfo(host, port, type=SOCK_STREAM)
+        for family, kind, protocol, _, address in addresses:
+            with socket(family, kind, protocol) as probe:
+                if os.name == "posix":
+                    probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # as asyncio does
+                if family == AF_INET6:
+                    probe.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise listen_error(host, port, error) from error
+
+
+def listen_error(host: str, port: int, error: OSError) -> OSError:
+    """The error of an address that nobody can listen on, with its remedy."""
+    if error.errno == errno.EADDRINUSE:
+        reason = "another program listens there; --port 0 takes a free one"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        reason = f"this user may not ({error.strerror}); give a --port above 1023"
+    else:
+        reason = f"{error}; look at --host and --port"
+    return OSError(f"cannot listen on {host}:{port}: {reason}")
+
+
+@contextmanager
+def _hold_startup_error() -> Iterator[list[OSError]]:
+    """What uvicorn logs and does not raise: the error where it cannot listen. It is reported once, by us."""
+    errors: list[OSError] = []
+
+    def is_other(record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, OSError):
+            errors.append(record.msg)
+            return False
+        return True
+
+    logger = logging.getLogger("uvicorn.error")
+    logger.addFilter(is_other)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(is_other)
 
 
 class Server(uvicorn.Server):
@@ -75,7 +135,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self._handle_loop_exception)
-        await super().startup(sockets)
+        with _hold_startup_error() as errors:
+            try:
+                await super().startup(sockets)
+            except SystemExit as stop:  # uvicorn's, where it cannot listen
+                reason = errors[0] if errors else OSError("the reason is not known")
+                raise listen_error(self.config.host, self.config.port, reason) from stop
         if self.started and self.servers:
             for listener in self.servers[0].sockets:
                 with fromfd(listener.fileno(), listener.family, listener.type) as duplicate:
