@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": " MODEL",
     "show": " MODEL [TEXT]",
     "export": " MODEL",
+    "push": " MODEL REPO",
     "doctor": "",
 }
 

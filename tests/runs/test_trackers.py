@@ -265,7 +265,11 @@ def test_wandb_works_offline_without_a_key_and_goes_on_with_the_same_run():
     folders = sorted(Path("runs/mine/wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert all((folder / f"run-{run_id}.wandb").stat().st_size > 0 for folder in folders)
-    assert [note for note in notes if note.startswith("tracking with wandb: wandb sync runs/mine/wandb/offline-run-")]
+    assert [
+        note
+        for note in notes
+        if note.startswith("tracking with wandb: wandb sync runs/mine/wandb/offline-run-")
+    ]
     assert not [note for note in notes if "failed" in note]
 
 

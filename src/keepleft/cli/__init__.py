@@ -19,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.generate import generate_text, summarize, translate
     from keepleft.cli.parser import build_parser, command_arguments, normalise_arguments
     from keepleft.cli.predict import classify, fill, score
+    from keepleft.cli.push import push_model
     from keepleft.cli.serve import serve
     from keepleft.cli.show import show
     from keepleft.cli.threads import configure_threads
@@ -39,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         "serve": serve,
         "show": show,
         "export": export,
+        "push": push_model,
         "doctor": doctor,
     }
     arguments = normalise_arguments(sys.argv[1:] if arguments is None else arguments)
