@@ -496,7 +496,7 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(
     drawn = []
     monkeypatch.setattr(
         "keepleft.pipelines.text_generation.TextGenerator.plot",
-        lambda self, path, text, options, tag: drawn.append(text) or path,
+        lambda self, path, text, options: drawn.append(text) or path,
     )
     run(
         capsys,

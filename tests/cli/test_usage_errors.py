@@ -16,7 +16,6 @@ CASES = {
         (["--task", "lm"], "--task stands before a command: say what to do first, as in keepleft demo"),
     ],
     "missing arguments": [
-        (["serve"], f"serve needs MODEL {MODEL_WORDS}, for example: keepleft serve runs/translate/model"),
         (
             ["export"],
             f"export needs MODEL {MODEL_WORDS}, for example: keepleft export runs/lm/model --to gguf",
@@ -36,7 +35,7 @@ CASES = {
         (["train"], "say what to do and from which data: keepleft train --task translate "),
     ],
     "arguments too many": [
-        (["serve", "a", "b c"], "'b c' is too much: serve takes MODEL, and options"),
+        (["serve", "a", "b c"], "'b c' is too much: serve takes one model, and options"),
         (["doctor", "x"], "'x' is not an option, and doctor takes options only"),
         (["train", "lm"], "'lm' is not an option: did you mean --task lm?"),
         (["doctor", "--json=3"], "--json takes no value, and got '3': leave it out"),
@@ -70,7 +69,7 @@ CASES = {
         (["train", "--task"], "--task stands alone: it needs classify, denoise, lm, "),
         (["train", "--train"], "--train stands alone: it needs a file"),
         (["compare", "--lengths"], "--lengths stands alone: it needs whole numbers, separated by spaces"),
-        (["export", "m", "--to"], "--to stands alone: it needs ctranslate2, onnx, hf or gguf"),
+        (["export", "m", "--to"], "--to stands alone: it needs ctranslate2, onnx, hf, int8 or gguf"),
     ],
     "wrong types": [
         (["train", "--recipe.steps", "many"], "--recipe.steps is 'many': it must be a whole number"),

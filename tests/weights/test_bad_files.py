@@ -1150,7 +1150,7 @@ def test_a_directory_may_be_called_anything(saved_models, tmp_path):
 def test_a_gguf_file_without_the_gguf_package_says_what_to_install(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "x.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    refused(path, "the gguf package: pip install gguf", error=ImportError)
+    refused(path, "the gguf package: pip install 'keepleft[gguf]'", error=ImportError)
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2", "bert"])

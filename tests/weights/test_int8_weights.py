@@ -61,7 +61,7 @@ def test_other_quantizations_are_refused_by_name(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"config.json: the weights are quantized by 'gptq'"):
+    with pytest.raises(ValueError, match=r"config.json: quantization_config is of 'gptq'"):
         kl.load(tmp_path)
 
 

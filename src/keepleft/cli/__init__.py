@@ -72,6 +72,7 @@ def _print_help(arguments: list[str]) -> int:
 def _run_command(arguments: list[str]) -> int:
     """Run the command that the first argument names. Raises ValueError where the arguments are wrong."""
     from argparse import ArgumentError
+    from inspect import signature
 
     from keepleft.cli.command_table import find_command
 
@@ -89,7 +90,8 @@ def _run_command(arguments: list[str]) -> int:
 
     arguments = normalise_arguments(arguments, command)
     parser = build_parser(command)
-    arguments = positionals_last(arguments, parser)
+    if "inputs" in signature(command).parameters:
+        arguments = positionals_last(arguments, parser)
     try:
         parsed = parser.instantiate(parser.parse_args(arguments))
         explicit_options = set(parser.parse_args(arguments, defaults=False).keys())

@@ -40,7 +40,7 @@ def chat_with_model(
 ) -> int:
     """Chat with a model that has a chat template, as instruct models have.
 
-    At a terminal, /help lists the commands of the chat. From a pipe, each line is a message.
+    At a terminal /help lists what else one can type; from a pipe, a line is a message.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub)

@@ -100,7 +100,7 @@ COMMANDS = (
             "keepleft generate runs/lm/model --input prompts.txt --output stories.txt",
         ),
         options={
-            "Texts": "input output raw system json stream",
+            "Texts": "input output raw json stream",
             "Length": "max_new_tokens stop_strings",
             "Sampling": "do_sample temperature top_p seed",
             "Structured output": "json_schema regex",
@@ -200,7 +200,7 @@ COMMANDS = (
         options={
             "What to train": "task size init_from preset",
             "Data": "train train.src train.tgt valid",
-            "The run": "out config dry_run resume track",
+            "The run": "out config dry_run resume",
             "How long, and where": "minutes recipe.steps recipe.lr device",
         },
     ),
@@ -293,6 +293,24 @@ COMMANDS = (
             "What to write": "to out force",
             "Data type": "quantization dtype",
             "Verification": "text no_verify json",
+        },
+    ),
+    Command(
+        name="push",
+        function="push:push_model",
+        group=SHARE,
+        summary="publish a model on the hub",
+        example="keepleft push MODEL OWNER/NAME --dry-run",
+        arguments="MODEL REPO",
+        examples=(
+            "keepleft push runs/translate/model OWNER/NAME --dry-run",
+            "keepleft push runs/translate/model OWNER/NAME --license apache-2.0 --private",
+            "keepleft push runs/lm/model OWNER/NAME --card card.md --license mit",
+        ),
+        options={
+            "The repository": "private revision message",
+            "The model card": "license language card",
+            "Before it is pushed": "dry_run no_audit",
         },
     ),
     Command(

@@ -18,9 +18,9 @@ from keepleft.cli.paths import (
 
 
 def fetch(inputs: list[str] | None = None, revision: str | None = None, json: bool = False) -> int:
-    """Download small published models, or models of the Hugging Face hub; without a name, list them.
+    """Download small published models, or models of the hub; without a name, list them.
 
-    The paths are printed, and every command takes the names as models from then on.
+    Every command then takes their names as models.
 
     Args:
         inputs: names of the list, or OWNER/NAME on the hub

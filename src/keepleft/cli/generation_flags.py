@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 OTHER_TITLE = "More about generation"
 TITLES = {
-    "Length": "max_new_tokens max_length min_new_tokens min_length max_time stop_strings "
+    "Length": "max_new_tokens max_length max_length_factor min_new_tokens min_length max_time stop_strings "
     "exponential_decay_length_penalty",
     "Decoding": "num_beams length_penalty early_stopping num_beam_groups diversity_penalty penalty_alpha "
     "prefix num_return_sequences",

@@ -47,10 +47,9 @@ def serve(
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     limits: Limits = Limits(),  # noqa: B008 (it is frozen)
 ) -> int:
-    """Serve a model over HTTP: OpenAI's API, our own routes, and the explorer page.
+    """Serve a model, or the translator that comes with keepleft, over HTTP.
 
-    OpenAI clients take base_url http://127.0.0.1:8000/v1; a browser opens the page. Without a model it serves
-    the translator that comes with keepleft.
+    OpenAI clients take base_url http://127.0.0.1:8000/v1; a browser opens the page.
 
     On Ctrl-C or SIGTERM the server finishes the requests in flight.
 
@@ -125,7 +124,7 @@ def serve(
     host_names = allowed_hosts(host, _as_list(allow_host))
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     if len(inputs) > 1:
-        raise ValueError(f"{len(inputs)} models were given, {' and '.join(inputs)}: a server has one")
+        raise ValueError(f"{inputs[1]!r} is too much: serve takes one model, and options")
     model = inputs[0] if inputs else SHIPPED_TRANSLATOR
     path = model_path(model, revision) if inputs else shipped_translator()
     loaded = run_in_own_thread(lambda: load_for_inference(path, dtype=dtype, device=device))

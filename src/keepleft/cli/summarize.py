@@ -13,8 +13,7 @@ SUMMARY_DEFAULTS = GenerationConfig(max_length_factor=0.5, no_repeat_ngram_size=
 def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
     """Summarise texts with an encoder-decoder.
 
-    Where neither an option nor the model directory says otherwise, a summary has at most half as many tokens
-    as its text, and ten, and no three tokens in a row occur in it twice.
+    If nothing else is said, a summary has at most half as many tokens as its text.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts

@@ -25,9 +25,9 @@ def translate(
     tag: str | None = None,
     alignments: bool = False,
 ) -> int:
-    """Translate texts, with the translator that comes with keepleft or a model of your own.
+    """Translate texts, with the translator that comes with keepleft or your own model.
 
-    It translates English to French, German and Hindi, and back. Line n of the output belongs to line n.
+    The one that comes with it knows English, French, German and Hindi.
 
     Args:
         inputs: texts, after the model if it is your own (a folder, or a name on the hub)

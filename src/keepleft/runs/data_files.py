@@ -74,15 +74,30 @@ def is_local_file(name: str) -> bool:
     return name != "-" and not name.startswith("hf:")
 
 
+def data_names(data: DataConfig | str | list[DataConfig]) -> list[str]:
+    """What a job's data are called: files without their folders, datasets of the hub, "standard input"."""
+    names = [_short_name(name) for name in _data_inputs(data)]
+    return list(dict.fromkeys(names))
+
+
+def _short_name(name: str) -> str:
+    if not is_local_file(name):
+        return name.removeprefix("hf:") if name != "-" else "standard input"
+    return Path(name).name
+
+
+def _data_inputs(data: DataConfig | str | list[DataConfig] | None) -> Iterator[str]:
+    """All files, datasets and pipes of a job's training or validation data."""
+    for config in data if isinstance(data, list) else [data]:
+        names = (config.path, config.src, config.tgt) if isinstance(config, DataConfig) else (config,)
+        yield from (name for name in names if name is not None)
+
+
 def _data_paths(job: TrainJob) -> Iterator[Path]:
     for data in (job.train, job.valid):
-        for config in data if isinstance(data, list) else [data]:
-            names = (config.path, config.src, config.tgt) if isinstance(config, DataConfig) else (config,)
-            for name in names:
-                if name is None or not is_local_file(name):
-                    continue
-                path = Path(name).expanduser()
-                if path.is_dir():  # a dataset that save_to_disk() wrote
-                    yield from sorted(entry for entry in path.iterdir() if entry.is_file())
-                elif path.is_file():
-                    yield path
+        for name in filter(is_local_file, _data_inputs(data)):
+            path = Path(name).expanduser()
+            if path.is_dir():  # a dataset that save_to_disk() wrote
+                yield from sorted(entry for entry in path.iterdir() if entry.is_file())
+            elif path.is_file():
+                yield path

@@ -48,19 +48,20 @@ class JobBatches:
         return len(batches.store[field].tokens) if self.is_running_text else len(batches.store)
 
     def describe_training(self) -> str:
-        return self._with_unit(self.training_size)
+        return self.describe_size(self.training_size)
 
     def describe_validation(self) -> str:
         """How much validation data there is, and whether it is enough to rely on."""
         if self.validation is None:
             return "nothing is held out of so few texts, so no one sees how it does on new ones (--valid)"
         size = self.validation_size
-        line = self._with_unit(size) + (" held out" if self.is_held_out else "")
+        line = self.describe_size(size) + (" held out" if self.is_held_out else "")
         if size < (MIN_RELIABLE_TOKENS if self.is_running_text else MIN_RELIABLE_RECORDS):
             line += "; metrics on so few are rough" + (" (--valid takes more)" if self.is_held_out else "")
         return line
 
-    def _with_unit(self, size: int) -> str:
+    def describe_size(self, size: int) -> str:
+        """A number of records, or of tokens of running text."""
         unit = "tokens of running text" if self.is_running_text else "record" if size == 1 else "records"
         return f"{size:,} {unit}"
 

@@ -55,7 +55,8 @@ def _line_step(line: str) -> int:
 
 def read_best_measures(out: Path) -> dict[str, float]:
     """The metrics of the best evaluation, or of the last if none was the best; empty if there was none."""
-    lines = (out / METRICS_FILE).read_text("utf-8").splitlines()
+    path = out / METRICS_FILE
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
     evaluations = [record for line in lines if (record := json.loads(line)).get("measures")]
     best = [record for record in evaluations if record.get("best")] or evaluations
     return dict(best[-1]["measures"]) if best else {}

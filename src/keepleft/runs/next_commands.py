@@ -34,12 +34,20 @@ def next_commands(job: TrainJob, model_folder: Path, example: str) -> list[str]:
     commands = [f"keepleft audit {model}"]
     if evaluation := _evaluation_command(job, model):
         commands = [evaluation]
-    if job.task in USE_COMMANDS:
-        commands.insert(0, f"keepleft {USE_COMMANDS[job.task]} {model} {text}{_tag_option(job.train)}")
+    if command := use_command(job, str(model_folder), example):
+        commands.insert(0, command)
     else:  # a model to be trained further
         commands.append(f"keepleft push {model} OWNER/NAME --dry-run")
     source = "--source " if job.task in ("translate", "summarize", "span", "denoise") else ""
     return [*commands, f"keepleft show {model} {source}{text} --html {html}"]
+
+
+def use_command(job: TrainJob, model: str, example: str) -> str | None:
+    """The command that uses a model for its task; None for one that is made to be trained further."""
+    if job.task not in USE_COMMANDS:
+        return None
+    name = USE_COMMANDS[job.task]
+    return f"keepleft {name} {shlex.quote(model)} {shlex.quote(example)}{_tag_option(job.train)}"
 
 
 def example_text(job: TrainJob, batches: JobBatches, tokenizers: Tokenizers) -> str:

@@ -73,14 +73,14 @@ def set_up_training(
             yield _describe_start(run_folder)
         yield from prepare_run(job, out, distributed, on_progress)
     distributed.barrier()
-    stored_job = _read_resolved_job(out)
+    stored_job = read_resolved_job(out)
     if distributed.rank == 0 and is_prepared:
         yield from check_unchanged(out, stored_job.data_files, stored_job.store_files)
         if not steps_done:
             yield f"{out / CHECKPOINTS_FOLDER} holds no checkpoint yet: starting from the first step"
     job = replace(job, init_from=stored_job.init_from or job.init_from)
     resolved_job = apply_changeable(stored_job, job) if resume else stored_job
-    tokenizers = _load_tokenizers(out)
+    tokenizers = load_tokenizers(out)
     batches = make_batches(job, resolved_job, tokenizers, out, distributed)
     model = prepare.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
     step_time: StepTime | None = None
@@ -112,7 +112,7 @@ def set_up_training(
         )
     distributed.barrier()
     if distributed.rank:  # the first process may have chosen the number of steps
-        stored_job = _read_resolved_job(out)
+        stored_job = read_resolved_job(out)
         resolved_job = apply_changeable(stored_job, job) if resume else stored_job
     return TrainingSetup(job, resolved_job, model, tokenizers, batches)
 
@@ -136,11 +136,13 @@ def _describe_start(out: Path) -> str:
     return f"there is no run in {out} to resume yet: starting one"
 
 
-def _read_resolved_job(out: Path) -> ResolvedJob:
+def read_resolved_job(out: Path) -> ResolvedJob:
+    """What a run folder says was resolved."""
     return ResolvedJob.from_json((out / RESOLVED_FILE).read_text("utf-8"))
 
 
-def _load_tokenizers(out: Path) -> Tokenizers:
+def load_tokenizers(out: Path) -> Tokenizers:
+    """The tokenizers of a run folder."""
     target = load_tokenizer(out)
     if exists_in(out, SOURCE_TOKENIZER_FILE):
         return Tokenizers(target, load_tokenizer(out, SOURCE_TOKENIZER_FILE))

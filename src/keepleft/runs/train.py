@@ -25,6 +25,7 @@ from keepleft.runs.audit_verdict import audit_before_training
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import plot_loss, read_best_measures, restore_lines
+from keepleft.runs.model_card import make_card, write_card
 from keepleft.runs.next_commands import example_text, next_commands
 from keepleft.runs.plan import TrainingPlan
 from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob
@@ -198,5 +199,6 @@ def _save_result(
         merge(model)
     model_folder = out / save_model.MODEL_FOLDER
     save_model.write_model_directory(model.eval(), tokenizers, resolved_job.labels, job.task, model_folder)
+    write_card(model_folder, make_card(model_folder))
     prefix = "this run was finished already: " if already_finished else ""
     return f"{prefix}{model_folder} holds {description}"

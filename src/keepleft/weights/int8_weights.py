@@ -74,7 +74,7 @@ def is_int8(config: dict[str, Any], where: str) -> bool:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method != QUANT_METHOD:
         raise ValueError(
-            f"{where}: the weights are quantized by {method!r}, and only {QUANT_METHOD!r} is read: take the "
+            f"{where}: quantization_config is of {method!r}, and only {QUANT_METHOD!r} is read: take the "
             "model in float16 or wider"
         )
     return True
