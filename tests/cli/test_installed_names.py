@@ -28,7 +28,11 @@ def installed(tmp_path, monkeypatch) -> Path:
     model.notes = {"bos_token_id": 1, "eos_token_id": 2}
     kl.save(model, train_tokenizer("bpe", [TEXT] * 9, 300, running_text=True), package / "model")
     monkeypatch.syspath_prepend(tmp_path / "packages")
-    monkeypatch.setitem(paths.WEIGHT_PACKAGES, "tiny-gpt", ("tiny_gpt_weights", "model"))
+    monkeypatch.setitem(
+        paths.WEIGHT_PACKAGES,
+        "tiny-gpt",
+        paths.WeightPackage("tiny-gpt", "tiny_gpt_weights", "model", "tiny", "MIT"),
+    )
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(TEXT * 40)
     return package / "model"

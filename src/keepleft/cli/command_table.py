@@ -100,7 +100,7 @@ COMMANDS = (
             "keepleft generate runs/lm/model --input prompts.txt --output stories.txt",
         ),
         options={
-            "Texts": "input output raw json stream",
+            "Texts": "input output raw json",
             "Length": "max_new_tokens stop_strings",
             "Sampling": "do_sample temperature top_p seed",
             "Structured output": "json_schema regex",

@@ -40,7 +40,7 @@ class GenerateFlags:
             same
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
-        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs; if not given, float32,
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. If not given, float32,
             or int8 where a model is stored so
         device: cpu or cuda; a GPU is used if there is one
         stream: print each text as it is generated

@@ -20,7 +20,7 @@ def push_model(
 ) -> int:
     """Push a model to the Hugging Face hub, with a model card.
 
-    Only weights, configuration and tokenizer go. The token comes from HF_TOKEN or `hf auth login`.
+    Your token comes from HF_TOKEN or from `hf auth login`.
 
     Args:
         model: a model directory or a GGUF file
