@@ -4,7 +4,7 @@
     python pictures/make.py --draw     draw again from what the last run saw, pictures/facts.json
     python pictures/make.py --check    draw into memory and compare with the files
 
-The charts of the benchmark page are drawn from bench/results/.
+The charts of the benchmark page are drawn from bench/results/, those of the tour from docs/tour.ipynb.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from bench_charts import draw_charts
 from draw import draw_all
 from keepleft.disk import atomic
+from tour import draw_tour, save_outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "pictures"
@@ -47,14 +48,15 @@ def main() -> int:
     parser.add_argument("--phrase", default="Where is the station?", help="what the terminal translates")
     arguments = parser.parse_args()
     if not (arguments.draw or arguments.check):
+        save_outputs()
         atomic.write_text(FACTS, json.dumps(_collect(arguments), indent=1, ensure_ascii=False) + "\n")
     pictures = draw_pictures(json.loads(FACTS.read_text("utf-8")))
     return _compare(pictures) if arguments.check else _write(pictures)
 
 
 def draw_pictures(facts: Mapping[str, Any]) -> dict[str, str]:
-    """File name → SVG, of every picture."""
-    pictures = {**draw_all(facts), **draw_charts(ROOT / "bench" / "results")}
+    """File name below docs/pictures → SVG, of every picture; and the page that the notebook becomes."""
+    pictures = {**draw_all(facts), **draw_charts(ROOT / "bench" / "results"), **draw_tour()}
     if too_large := [name for name, picture in pictures.items() if len(picture.encode()) > MAX_BYTES]:
         raise ValueError(f"{', '.join(too_large)}: larger than {MAX_BYTES:,} bytes; draw less")
     return pictures
@@ -76,23 +78,22 @@ def _collect(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(pictures: Mapping[str, str]) -> int:
-    for old in set(OUT.glob("*-light.svg")) | set(OUT.glob("*-dark.svg")):
-        if old.name not in pictures:
-            old.unlink()
+    for path in OUT.iterdir():
+        if path.name not in pictures:
+            path.unlink()
     for name, picture in pictures.items():
         atomic.write_text(OUT / name, picture)
-        print(f"{OUT.relative_to(ROOT) / name}  {len(picture.encode()):,} bytes")
+        print(f"{(OUT / name).resolve().relative_to(ROOT)}  {len(picture.encode()):,} bytes")
     return 0
 
 
 def _compare(pictures: Mapping[str, str]) -> int:
-    files = {path.name for path in OUT.glob("*-light.svg")} | {path.name for path in OUT.glob("*-dark.svg")}
     stale = [
         name
-        for name in sorted(pictures)
-        if name not in files or (OUT / name).read_text("utf-8") != pictures[name]
+        for name, picture in pictures.items()
+        if not (OUT / name).exists() or (OUT / name).read_text("utf-8") != picture
     ]
-    unknown = sorted(files - pictures.keys())
+    unknown = [path.name for path in sorted(OUT.iterdir()) if path.name not in pictures]
     for name in stale:
         print(f"{name} is not what the script draws: make pictures")
     for name in unknown:
