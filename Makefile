@@ -7,7 +7,7 @@ LOCKED := --require-hashes --no-deps --no-build-isolation --requirement
 TORCH ?= torch==2.13.0
 TOOLS := .cache/tools
 
-.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs mutants lock sbom release-check audit-deps bandit pip-audit npm-audit clean
+.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs pictures mutants lock sbom release-check audit-deps bandit pip-audit npm-audit clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -23,6 +23,7 @@ help:
 	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
 	@echo "make docs      the documentation site, into site/"
+	@echo "make pictures  the pictures of README and docs, from the program at work, into docs/pictures/"
 	@echo "make lock      resolve requirements/*.lock again; UPGRADE=1 takes newer versions"
 	@echo "make sbom      the software bill of materials (CycloneDX), into dist/"
 	@echo "make release-check  build, install and try what would be released; TAG=v1.2.3 for a tag"
@@ -69,8 +70,8 @@ page:
 	@$(PYTHON) web/bundle.py
 
 lint: .venv/.test
-	$(BIN)/ruff check src tests bench requirements
-	$(BIN)/ruff format --check src tests bench requirements
+	$(BIN)/ruff check src tests bench pictures requirements
+	$(BIN)/ruff format --check src tests bench pictures requirements
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -102,6 +103,9 @@ bench: .venv/.test
 
 docs: .venv/.docs
 	$(BIN)/zensical build
+
+pictures: .venv/.test
+	$(BIN)/python pictures/make.py
 
 lock: $(TOOLS)/.done
 	@$(TOOLS)/bin/python requirements/lock.py $(if $(UPGRADE),--upgrade)

@@ -82,5 +82,5 @@ def test_the_page_on_evaluation_prints_what_it_says(capsys):
     exec(code, {})
     printed = capsys.readouterr().out
     expected_lines = re.findall(r"^ *print\(.*\) +# (.*?)…?$", code, re.M)
-    assert len(expected_lines) == 4
+    assert len(expected_lines) == 7
     assert all(line in printed for line in expected_lines)

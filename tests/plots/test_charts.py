@@ -116,6 +116,13 @@ def test_a_bar_for_each_value_as_high_as_it_is(tmp_path):
     assert len(fills & hatched) == 1
 
 
+def test_a_bar_is_labelled_in_plain_digits_below_the_end_of_its_axis(tmp_path):
+    path = bar_chart(tmp_path / "b.svg", {"one": [99_323]}, ["a"], title="t", x_label="x", y_label="y")
+    labels = {text.text: float(text.get("y", "0")) for text in read(path).findall(f"{SVG}text")}
+    assert labels["99,300"] > labels["120,000"]
+    assert not any("e+" in label for label in labels)
+
+
 def test_what_cannot_be_drawn_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="give one for each group"):
         bar_chart(tmp_path / "b.svg", {"one": [1, 2]}, ["a"], title="t", x_label="x", y_label="y")

@@ -19,6 +19,7 @@ LEFT = 74
 RIGHT = 24
 TOP = 66
 BOTTOM = 52
+LABEL_ROOM = 1.05  # how far above the highest bar the axis reaches, for the label of the bar
 
 Point = tuple[float, float]
 
@@ -95,7 +96,8 @@ def bar_chart(
             raise ValueError(
                 f"a bar of the chart {title!r} is {value}: it must be {'above' if log_y else 'at least'} 0"
             )
-    y_axis = _axis([*values, 1.0 if log_y else 0.0], TOP + HEIGHT, TOP, log=log_y, title=title)
+    label_room = max(values, default=0.0) * LABEL_ROOM
+    y_axis = _axis([*values, label_room, 1.0 if log_y else 0.0], TOP + HEIGHT, TOP, log=log_y, title=title)
     group_width = (WIDTH - LEFT - RIGHT) / len(groups)
     bar_width = min(64.0, 0.8 * group_width / len(series))
     out = [
@@ -113,7 +115,14 @@ def bar_chart(
                 f'<rect x="{bar_left + 1:.1f}" y="{bar_top:.1f}" width="{bar_width - 2:.1f}" '
                 f'height="{TOP + HEIGHT - bar_top:.1f}" {_fill(n)}>{tooltip}</rect>'
             )
-            out.append(text(bar_left + bar_width / 2, bar_top - 5, f"{heights[g]:.3g}", anchor="middle"))
+            out.append(
+                text(
+                    bar_left + bar_width / 2,
+                    bar_top - 5,
+                    _format_number(float(f"{heights[g]:.3g}")),
+                    anchor="middle",
+                )
+            )
     legend_keys = [
         f'<rect x="{{x:g}}" y="{{above:g}}" width="26" height="11" {_fill(n)}/>' for n in range(len(series))
     ]
