@@ -10,11 +10,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
-<<<<<<< HEAD
-=======
 from collections.abc import Iterator
-from contextlib import redirect_stdout
->>>>>>> docs
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +18,9 @@ import pytest
 import torch
 
 import keepleft as kl
-<<<<<<< HEAD
 from keepleft.cli.command_table import COMMANDS
 from keepleft.cli.option_table import command_options as command_options_of
-=======
-from keepleft.cli import main
 from keepleft.cli.paths import installed_weights
->>>>>>> docs
 from keepleft.disk.safetensors import ShardedDirectory
 from keepleft.models import presets
 from keepleft.weights.rules import export_tensors, load_tensors
