@@ -44,7 +44,7 @@ def audit_model(
 
     Any model, ours or not:
 
-      keepleft audit runs/mine/model              a model directory, ours or Hugging Face's
+      keepleft audit runs/lm/model                a model directory, ours or Hugging Face's
       keepleft audit my/model.py:build            a function without arguments that returns a torch model
       keepleft audit package.module:build --claim "causal & window(3)" --html audit.html
       keepleft audit --hf-config config.json --arch LlamaForCausalLM --budget quick

@@ -27,9 +27,9 @@ def show(
 
     Name a model, then a text:
 
-      keepleft show runs/mine/model "The sea is calm" --html sea.html
+      keepleft show runs/lm/model "The sea is calm" --html sea.html
       keepleft show runs/en-fr/model --source "I am happy" --html happy.html
-      keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
+      keepleft show runs/lm/model --html all.html --runs runs --compare out/compare
 
     The page shows every attention map of the text, the next-token distributions and the beam tree, the masks,
     the audit, and the training curves. `keepleft serve` shows the same page for any text, as long as it runs.
