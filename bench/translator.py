@@ -3,11 +3,11 @@
     python bench/translator.py --data DATA/tatoeba
     python bench/translator.py --data DATA/tatoeba --float32 runs/translator/model
 
-DATA/tatoeba has eng-{fra,deu,hin}.dev.tsv.gz: English, a tab, the other language. BLEU and chrF are sacrebleu's
-against one reference. --float32 names the directory that the model was made from; without it the int8
-weights computed in float32 stand in its place, which shows the rounding of activations
-alone. "first answer" is the whole command, cold: Python, PyTorch, loading, translating. Tokens per
-second are those of one sentence at a time, in this process.
+DATA/tatoeba has eng-{fra,deu,hin}.dev.tsv.gz: English, a tab, the other language. BLEU and chrF are
+sacrebleu's, against one reference. --float32 names the directory that the model was made from; without it the
+int8 weights computed in float32 stand in its place, which shows the rounding of activations alone. "first
+answer" is the whole command, cold: Python, PyTorch, loading, translating. Tokens per second are those of one
+sentence at a time, in this process.
 """
 
 from __future__ import annotations

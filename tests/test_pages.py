@@ -23,6 +23,7 @@ from keepleft.cli.option_table import command_options as command_options_of
 from keepleft.cli.paths import installed_weights
 from keepleft.disk.safetensors import ShardedDirectory
 from keepleft.models import presets
+from keepleft.runs.tasks import TASKS
 from keepleft.weights.rules import export_tensors, load_tensors
 
 ROOT = Path(__file__).parent.parent
@@ -121,6 +122,17 @@ def readme_folder(tmp_path_factory) -> Path:
             assert ran.returncode == 0, ran.stderr
             assert set(lines) <= set(ran.stdout.splitlines()), f"{command} prints {ran.stdout}"
     return folder
+
+
+def test_every_run_folder_on_a_page_or_in_a_message_is_made_by_a_command():
+    """`keepleft train` makes runs/TASK, and runs/NAME where a page says --out runs/NAME."""
+    recipes = [path.read_text("utf-8") for path in (ROOT / "recipes").glob("*.yaml")]
+    pages = [page.read_text("utf-8") for page in PAGES]
+    modules = [path.read_text("utf-8") for path in PACKAGE.rglob("*.py")]
+    made = re.findall(r"^out: runs/([\w-]+)|--out runs/([\w-]+)", "\n".join(pages + recipes), re.M)
+    known = {name for names in made for name in names} | set(TASKS) | {"NAME", "TASK", "new"}
+    shown = re.findall(r"\bruns/([\w-]+)(?![\w.-])", "\n".join(pages + modules))
+    assert sorted(set(shown) - known) == []
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Sequence-level distillation: let the teacher translate the training sentences, for the student to learn from.
+"""Sequence-level distillation: the teacher translates the training sentences, for the student to learn.
 
-    python recipes/translator/distill.py runs/translator-teacher/model DATA/tatoeba data/translator --workers 4
+    python recipes/translator/distill.py runs/translator-teacher/model DATA/tatoeba data/translator
 
 Every English sentence is translated into French and German, also those that Tatoeba has in one of them only,
 and a part of them into Hindi; every sentence of the other languages into English (Kim and Rush 2016, arXiv
@@ -18,14 +18,15 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy as np
 import torch
+from prepare import LANGUAGES, Pair, read_pairs, write_pairs
 
 import keepleft as kl
 from keepleft.data.fast_encode import encoder
 from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.generate import completions
-from keepleft.pipelines.placeholders import is_complete, protect
-from prepare import LANGUAGES, Pair, read_pairs, write_pairs
+from keepleft.pipelines.placeholders import PLACEHOLDERS, ProtectedText, is_complete, protect
 
 BEAMS = 4
 MAX_HINDI_SENTENCES = 60_000  # English ones, translated into Hindi
@@ -76,13 +77,15 @@ def translate_shard(
     model_folder: Path, references: References, to: str, out: Path, device: str, batch_size: int
 ) -> None:
     """Translate the sentences and write the pairs that are kept."""
-    model, tokenizer = kl.load(model_folder, device=device, dtype=torch.bfloat16 if device == "cuda" else None)
+    model, tokenizer = kl.load(
+        model_folder, device=device, dtype=torch.bfloat16 if device == "cuda" else None
+    )
     assert tokenizer is not None
     start, end = special_tokens(tokenizer).require("start", "end")
     protected = {protect(source): source for source in references}
     sources = list(protected)
-    encode = encoder(tokenizer, torch.zeros(0, dtype=torch.int64).numpy().dtype, prefix=[tokenizer.token_to_id(f"<2{to}>")], suffix=[end])
-    rows = [torch.frombuffer(bytearray(row), dtype=torch.int64).tolist() for row in encode([s.text for s in sources])]
+    encode = encoder(tokenizer, np.dtype(np.int64), prefix=[tokenizer.token_to_id(f"<2{to}>")], suffix=[end])
+    rows = [np.frombuffer(row, np.int64).tolist() for row in encode([source.text for source in sources])]
     results = completions(
         model,
         tokenizer,
@@ -106,8 +109,9 @@ def translate_shard(
     write_pairs(out, pairs)
 
 
-def _with_placeholders(text: str, source) -> str:
-    for placeholder, copied in zip("\ue000\ue001\ue002\ue003", source.copied, strict=False):
+def _with_placeholders(text: str, source: ProtectedText) -> str:
+    """A reference with the placeholders of its source."""
+    for placeholder, copied in zip(PLACEHOLDERS, source.copied, strict=False):
         text = text.replace(copied, placeholder)
     return text
 
@@ -130,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.shard is None and options.workers > 1:
         command = [sys.executable, __file__, *(argv if argv is not None else sys.argv[1:])]
         workers = [subprocess.Popen([*command, "--shard", str(n)]) for n in range(options.workers)]
-        if any([worker.wait() for worker in workers]):
+        if any(worker.wait() for worker in list(workers)):
             raise SystemExit("a worker failed")
     else:
         for (source, target), references in directions.items():

@@ -36,6 +36,16 @@ def test_the_environment_decides_where_it_says_something():
     assert run(None, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="active") == [1, None]
 
 
+@pytest.mark.parametrize("command", ["train", "demo", "translate"])
+def test_a_command_sets_its_threads_before_torch_is_imported(command):
+    code = (
+        "import sys; from keepleft.cli import main, threads; "
+        "threads.configure_threads = lambda number: sys.exit('torch' in sys.modules); main([%r])"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    assert subprocess.run([sys.executable, "-c", code % command], env=kept, check=False).returncode == 0
+
+
 @pytest.fixture
 def clean_environment(monkeypatch):
     for name in (*threads.WAITING_VARIABLES, threads.THREAD_VARIABLE):

@@ -61,10 +61,10 @@ def test_numbers_names_and_addresses_survive(generator):
     texts = [
         "Write to anna.maier@example.org or call 0123456.",
         "See https://example.org/a?b=1 for more.",
-        "Zaphod lives in Springfield.",
+        "Zaphod lives in Berlin.",
         "The meeting is in room B12 at 10:30.",
     ]
-    copied = ["anna.maier@example.org 0123456", "https://example.org/a?b=1", "Zaphod Springfield", "B12 10"]
+    copied = ["anna.maier@example.org 0123456", "https://example.org/a?b=1", "Zaphod Berlin", "B12 10"]
     for to in ("fr", "de"):
         for text, names in zip(translate(generator, to, texts), copied, strict=True):
             assert all(name in text for name in names.split()), text
@@ -77,9 +77,11 @@ def test_a_letter_keeps_its_lines_and_blank_lines(generator):
 
 
 def test_a_sentence_longer_than_what_it_learned_is_translated_to_its_end(generator):
-    text = "We went to the market, " + "and then we bought some bread and milk, " * 8 + "and then we went home."
+    text = (
+        "We went to the market, " + "and then we bought some bread and milk, " * 8 + "and then we went home."
+    )
     (translation,) = translate(generator, "fr", [text])
-    assert "maison" in translation[-60:], translation
+    assert re.search("maison|chez nous", translation[-60:]), translation
     assert len(translation) > 0.6 * len(text)
 
 

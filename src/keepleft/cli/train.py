@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +84,7 @@ def train_model(
             files), and stop
         no_audit: skip the audit for leaks before the first step
     """
+    start_time = time.monotonic()  # importing PyTorch takes its share of --minutes
     from keepleft.cli.paths import model_path
     from keepleft.cli.progress import Progress
     from keepleft.runs.prepare import CONFIG_FILE
@@ -152,7 +154,8 @@ def train_model(
             for planned in plan_job(job, resume=resume, on_progress=watch):
                 progress.show(planned)
             return 0
-        for event in run_job(job, resume=resume, stop=stop_signal, on_progress=watch):
+        events = run_job(job, resume=resume, stop=stop_signal, on_progress=watch, start_time=start_time)
+        for event in events:
             progress.show(event)
     return 130 if stop_signal() else 0
 

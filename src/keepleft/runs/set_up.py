@@ -54,14 +54,16 @@ def set_up_training(
     *,
     resume: bool,
     audit: Callable[[Model], AuditReport] | None,
+    start_time: float | None = None,
     planned_folder: Path | None = None,
 ) -> Generator[str | TrainingPlan, None, TrainingSetup]:
     """Prepare the run folder `job.out`, or read it if the run is resumed; audit a new model; plan the run.
 
-    `planned_folder` is given for a plan alone: the run folder of the plan. If that is `job.out`, nothing is
-    written. Yields lines for the log, and last the plan, unless a resumed run has no steps left.
+    `start_time` is when the minutes of the job began, by the monotonic clock. `planned_folder` is given for a
+    plan alone: the run folder of the plan. If that is `job.out`, nothing is written. Yields lines for the
+    log, and last the plan, unless a resumed run has no steps left.
     """
-    start_time = time.monotonic()
+    start_time = time.monotonic() if start_time is None else start_time
     out = Path(job.out)
     run_folder = planned_folder or out
     if not resume:

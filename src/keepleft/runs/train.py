@@ -68,13 +68,15 @@ def run_job(
     stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCallback = no_progress,
     trackers: Mapping[str, Tracker] = MappingProxyType({}),
+    start_time: float | None = None,
 ) -> Iterator[TrainEvent]:
     """Train a model from a job's data and write it to the run folder `job.out`.
 
     With `resume`, a run that has checkpoints continues exactly where it stopped. `stop` is called after each
     step; if it returns True, a checkpoint is saved and the run ends. `on_progress` reports the work before
-    training. `trackers` get the reports besides those that the job names. Raises before any data is read if
-    the job is invalid; a start that fails leaves no files behind.
+    training. `trackers` get the reports besides those that the job names. `start_time` is when the minutes of
+    the job began, by the monotonic clock; now, if not given. Raises before any data is read if the job is
+    invalid; a start that fails leaves no files behind.
     """
     out = Path(job.out)
     distributed = init_distributed(job.parallel, job.device)
@@ -87,7 +89,9 @@ def run_job(
         ):
             try:
                 audit = audit_before_training if job.audit else None
-                setup = yield from set_up_training(job, distributed, on_progress, resume=resume, audit=audit)
+                setup = yield from set_up_training(
+                    job, distributed, on_progress, resume=resume, audit=audit, start_time=start_time
+                )
             except BaseException:
                 if created_folders and distributed.rank == 0:  # remove what the failed start has created
                     atomic.remove_folder(out)
