@@ -134,7 +134,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.shard is None and options.workers > 1:
         command = [sys.executable, __file__, *(argv if argv is not None else sys.argv[1:])]
         workers = [subprocess.Popen([*command, "--shard", str(n)]) for n in range(options.workers)]
-        if any(worker.wait() for worker in list(workers)):
+        exit_codes = [worker.wait() for worker in workers]
+        if any(exit_codes):
             raise SystemExit("a worker failed")
     else:
         for (source, target), references in directions.items():

@@ -33,8 +33,8 @@ RENAMED = 0.35  # of the pairs with a name that both sides share
 MIN_NAME_COUNT = 3
 NAME = re.compile(r"\b[A-Z][a-z]{2,}\b", re.ASCII)
 SYLLABLES = (
-    "an ar bel bo bra cha da del el en es fa fi ga gor ha hel i in is ja jo ka ken la li lo ma mi mor na ne ni no o "
-    "pa per qua ra ri ro sa se son ta ter ti to u va vi wil xa ya yu za zo"
+    "an ar bel bo bra cha da del el en es fa fi ga gor ha hel i in is ja jo ka ken la li lo ma mi mor na ne "
+    "ni no o pa per qua ra ri ro sa se son ta ter ti to u va vi wil xa ya yu za zo"
 ).split()
 
 
