@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import shlex
@@ -182,19 +183,16 @@ def _attentions(model_name: str, tag: str | None, sentence: str) -> dict[str, An
 
 
 def _sharpest_head(maps: dict[str, Tensor], pattern: str) -> tuple[str, int, Tensor]:
-    """The layer and head that say most about words: large weights on other columns than the first and last.
+    """The head of the last layer that says most about words: large weights on its inner columns.
 
-    Those columns are tags, start tokens and end tokens, where heads look that have nothing to look for.
+    The first and last columns are tags, start tokens and end tokens, where heads look that have nothing to
+    look for.
     """
-    stack, kind = pattern.split(".*.")
-    candidates = [
-        (float(weights[:, 1:-1].max(-1).values.mean()), name, head, weights)
-        for name, layer in maps.items()
-        if name.startswith(stack) and name.endswith(kind)
-        for head, weights in enumerate(layer[0].float())
-    ]
-    _, name, head, weights = max(candidates, key=lambda candidate: candidate[0])
-    return name, head, weights
+    name = max(fnmatch.filter(maps, pattern), key=lambda name: int(name.split(".")[1]))
+    heads = maps[name][0].float()
+    sharpness = heads[:, :, 1:-1].max(-1).values.mean(-1)
+    head = int(sharpness.argmax())
+    return name, head, heads[head]
 
 
 def _audit() -> dict[str, Any]:

@@ -48,6 +48,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "soak": [],
     "threads": [],
     "time_to_first_token": ["--device", "cpu"],
+    "translator": ["--data", "{tmp}/tatoeba", "--toy", "{tmp}/toy"],
 }
 IN_A_PROCESS = {"audit_zoo"}  # it forks, which is safe only where no other threads run
 
@@ -99,6 +100,10 @@ def test_a_benchmark_runs_at_toy_size(file, tmp_path):
         write_toy_data(ROOT / "recipes" / "multi30k-en-de.yaml", tmp_path)
         for language in ("en", "de"):
             write_lines(tmp_path / "data" / f"test.{language}.gz", sentences(2)[:3])
+    if file == "translator":
+        for language in ("fra", "deu", "hin"):
+            pairs = [f"{line}\t{line}" for line in sentences(3)]
+            write_lines(tmp_path / "tatoeba" / f"eng-{language}.dev.tsv.gz", pairs)
     result_path = tmp_path / "result.json"
     arguments = ["--smoke", "--json", str(result_path)]
     arguments += [argument.replace("{tmp}", str(tmp_path)) for argument in SMOKE_RUNS[file]]
