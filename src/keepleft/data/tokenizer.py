@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from keepleft.disk.regular_file import read_regular_file
+from keepleft.disk.sentencepiece_tokenizer import SENTENCEPIECE_SUFFIXES, load_sentencepiece_tokenizer
 from keepleft.disk.split_regexes import PIECE_REGEX
 from keepleft.disk.tokenizer_json import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, parse_tokenizer, read_tokenizer
 
@@ -202,7 +203,7 @@ def copy_tokenizer(tokenizer: Tokenizer, *, encode_special_tokens: bool) -> Toke
 
 
 def load_tokenizer(path: str | Path, name: str = TOKENIZER_FILE) -> Tokenizer:
-    """A tokenizer file, or the one called `name` in a model directory."""
+    """A tokenizer file (tokenizer.json, or SentencePiece's .model), or that called `name` in a directory."""
     path = Path(path)
     is_folder = path.is_dir()
     file_path = path / name if is_folder else path
@@ -210,6 +211,8 @@ def load_tokenizer(path: str | Path, name: str = TOKENIZER_FILE) -> Tokenizer:
         raise FileNotFoundError(f"there is no tokenizer {file_path}")
     if is_folder:
         tokenizer = read_tokenizer(path, name)
+    elif path.suffix in SENTENCEPIECE_SUFFIXES:
+        tokenizer = load_sentencepiece_tokenizer(path)
     else:
         tokenizer = parse_tokenizer(read_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES), path)
     tokenizer.encode_special_tokens = True

@@ -9,7 +9,9 @@ import torch
 from keepleft.data.tokenizer import SOURCE_TOKENIZER_FILE, load_tokenizer
 from keepleft.devices import pick_device
 from keepleft.disk.regular_file import exists_in
+from keepleft.disk.tokenizer_json import TOKENIZER_FILE
 from keepleft.weights.model_directory import AnyModel, is_stored_as_int8, load, resolve_model
+from keepleft.weights.sentencepiece_files import read_sentencepiece_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,7 +42,10 @@ def load_for_inference(
         dtype = "int8"
     model, tokenizer = load(path, dtype=DTYPES.get(dtype or "float32"), device=device_name)
     if tokenizer is None:
-        raise ValueError(f"{model_path} has no tokenizer.json: copy the one that it was trained with into it")
+        raise ValueError(
+            f"{model_path} has no tokenizer.json, and no SentencePiece files that are read for its kind: "
+            "copy the tokenizer.json that it was trained with into it"
+        )
     if dtype == "int8":
         from keepleft.inference.prepack import prepack
 
@@ -48,4 +53,8 @@ def load_for_inference(
     source_tokenizer = None
     if exists_in(path, SOURCE_TOKENIZER_FILE):
         source_tokenizer = load_tokenizer(path, SOURCE_TOKENIZER_FILE)
+    elif not exists_in(path, TOKENIZER_FILE) and path.is_dir():
+        pair = read_sentencepiece_files(path, model.notes.get("model_type"))
+        if pair is not None:
+            tokenizer, source_tokenizer = pair
     return LoadedModel(model.eval(), tokenizer, source_tokenizer)

@@ -45,7 +45,7 @@ class TokenizerConfig:
         kind: bpe (byte-level) and unigram split words into subwords, word and char do not
         size: the largest size of the vocabulary; chosen from the data if not given
         joint: one vocabulary for source and target
-        path: a tokenizer.json, or a model directory, to use instead of training one
+        path: a tokenizer.json, a SentencePiece .model or a model directory, to use instead of training one
         source_path: the same for the source, if it has a vocabulary of its own
         min_frequency: how often a word or subword must occur to become a token
         documents: for lm, read documents separated by blank lines and pack them, instead of running text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from keepleft.disk.sentencepiece_tokenizer import ranked_merges
 from keepleft.disk.split_regexes import LLAMA3_SPLIT_REGEX
 from keepleft.disk.tokenizer_growth import check_growth
 from keepleft.disk.tokenizer_json import parse_tokenizer
@@ -161,7 +162,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer
     tokenizer = Tokenizer(
         models.BPE(
             vocab=ids,
-            merges=_merges(tokens, scores, ids),
+            merges=ranked_merges(list(zip(tokens, scores, strict=True))),
             unk_token=unk_token,
             fuse_unk=True,
             byte_fallback=True,
@@ -178,17 +179,3 @@ def _sentencepiece_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer
         ]
     )
     return tokenizer
-
-
-def _merges(tokens: list[str], scores: list[float], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece stores no merges: they are all ways to split a piece in two, best piece first."""
-    ranked_merges = []
-    for token, score in zip(tokens, scores, strict=True):
-        splits = [
-            (ids[token[:n]], ids[token[n:]])
-            for n in range(1, len(token))
-            if token[:n] in ids and token[n:] in ids
-        ]
-        ranked_merges += [(-score, left, right) for left, right in sorted(splits)]
-    ranked_merges.sort(key=lambda merge: merge[0])  # stable: the splits of one piece stay in order
-    return [(tokens[left], tokens[right]) for _, left, right in ranked_merges]

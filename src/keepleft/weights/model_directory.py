@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from keepleft.disk import safetensors
-from keepleft.disk.regular_file import MAX_JSON_BYTES, exists_in, read_file_in, snapshot_commit
+from keepleft.disk.regular_file import exists_in, read_file_in, snapshot_commit
 from keepleft.disk.tokenizer_json import TOKENIZER_FILE, read_tokenizer
 from keepleft.models.build import build_empty, materialize
 from keepleft.models.design import ClassificationHead, Design, PoolingHead, from_json, to_json
@@ -18,7 +18,13 @@ from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 from keepleft.weights.families import families
 from keepleft.weights.family import PASSTHROUGH_KEYS, Family
 from keepleft.weights.int8_weights import QUANT_METHOD, Int8Source, int8_tensors, is_int8
+from keepleft.weights.json_file import read_json
 from keepleft.weights.rules import Rule, TensorSource, export_tensors, load_tensors, match_tensors
+from keepleft.weights.sentencepiece_files import (
+    SENTENCEPIECE_FILES,
+    TOKENIZER_CONFIG_FILE,
+    read_sentencepiece_files,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,10 +32,9 @@ if TYPE_CHECKING:
 AnyModel = Encoder | Decoder | EncoderDecoder
 NATIVE_MODEL_TYPE = "keepleft"  # "model_type" of a design that no published family can express
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_CHAT_TEMPLATE_BYTES = 1 << 20
-HUB_FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
+HUB_FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "1_Pooling/*", *SENTENCEPIECE_FILES]
 
 
 def load(
@@ -53,7 +58,7 @@ def load(
         from keepleft.weights import gguf
 
         return gguf.load(folder, dtype=dtype or torch.float32, device=torch.device(device))
-    config = _read_json(folder, safetensors.CONFIG_FILE)
+    config = read_json(folder, safetensors.CONFIG_FILE)
     source: TensorSource = safetensors.ShardedDirectory(folder)
     if is_int8(config, str(folder / safetensors.CONFIG_FILE)):
         source = Int8Source(source)
@@ -69,16 +74,29 @@ def load(
         name: value for name, value in config.items() if name in PASSTHROUGH_KEYS or name == "model_type"
     }
     if exists_in(folder, GENERATION_CONFIG_FILE):
-        model.notes["generation"] = _read_json(folder, GENERATION_CONFIG_FILE)
+        model.notes["generation"] = read_json(folder, GENERATION_CONFIG_FILE)
     if (template := _read_chat_template(folder)) is not None:
         model.notes["chat_template"] = template
-    return model, read_tokenizer(folder) if exists_in(folder, TOKENIZER_FILE) else None
+    return model, _read_tokenizer(folder, config.get("model_type"), model.design)
+
+
+def _read_tokenizer(folder: Path, model_type: object, design: Design) -> Tokenizer | None:
+    """The tokenizer of a directory, if it has one; of two over one vocabulary that of the source.
+
+    It decodes what the other encodes, and the other way round, but texts are given to the source.
+    """
+    if exists_in(folder, TOKENIZER_FILE):
+        return read_tokenizer(folder)
+    pair = read_sentencepiece_files(folder, model_type)
+    if pair is None:
+        return None
+    return pair.tokenizer if pair.source is None or design.source_vocab is not None else pair.source
 
 
 def is_stored_as_int8(path: Path) -> bool:
     """Whether the weights of a model directory are int8; those of a GGUF file are not asked."""
     return path.is_dir() and is_int8(
-        _read_json(path, safetensors.CONFIG_FILE), str(path / safetensors.CONFIG_FILE)
+        read_json(path, safetensors.CONFIG_FILE), str(path / safetensors.CONFIG_FILE)
     )
 
 
@@ -198,7 +216,7 @@ def _apply_pooling_config(design: Design, folder: Path) -> Design:
         or not isinstance(design.head, PoolingHead | None)
     ):
         return design
-    config = _read_json(folder, name)
+    config = read_json(folder, name)
     modes = {
         "pooling_mode_mean_tokens": "mean",
         "pooling_mode_cls_token": "first",
@@ -213,7 +231,7 @@ def _apply_pooling_config(design: Design, folder: Path) -> Design:
             f"{folder / name} asks for {selected + unsupported}: one of mean, first and last token is "
             "understood"
         )
-    modules = _read_json(folder, "modules.json", list) if exists_in(folder, "modules.json") else []
+    modules = read_json(folder, "modules.json", list) if exists_in(folder, "modules.json") else []
     normalized = any(str(module.get("type", "")).endswith("Normalize") for module in modules)
     return design.but(head=PoolingHead(selected[0], unit=normalized))  # type: ignore[arg-type]
 
@@ -275,28 +293,6 @@ def pin_revision(name_or_path: str, revision: str | None = None) -> str:
     return f"{name}@{commit}" if commit else name
 
 
-def _suggest_location(path: Path) -> str:
-    """A hint where a missing file may be: a run keeps its model in a subfolder."""
-    subfolder = path.parent / "model"
-    if (subfolder / path.name).exists():
-        return f"did you mean {subfolder}?"
-    return f"is {path.parent} a model directory?"
-
-
-def _read_json(folder: Path, name: str, expected_type: type = dict) -> Any:
-    path = folder / name
-    try:
-        data = json.loads(read_file_in(folder, name, max_bytes=MAX_JSON_BYTES).decode())
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing: {_suggest_location(path)}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, expected_type):
-        expected = "an object" if expected_type is dict else "a list"
-        raise ValueError(f"{path} is JSON, but not {expected}: copy or download it again")
-    return data
-
-
 def _read_chat_template(folder: Path) -> str | None:
     """The chat template: a file of its own, or one or several templates in tokenizer_config.json."""
     if exists_in(folder, CHAT_TEMPLATE_FILE):
@@ -307,7 +303,7 @@ def _read_chat_template(folder: Path) -> str | None:
             raise ValueError(f"{folder / CHAT_TEMPLATE_FILE} is not UTF-8 text: {error}") from error
     if not exists_in(folder, TOKENIZER_CONFIG_FILE):
         return None
-    template = _read_json(folder, TOKENIZER_CONFIG_FILE).get("chat_template")
+    template = read_json(folder, TOKENIZER_CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
         templates = {
             entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
