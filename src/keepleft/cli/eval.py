@@ -19,6 +19,7 @@ def evaluate_model(
     tag: str | None = None,
     limit: int | None = None,
     fail_under: float | None = None,
+    ensemble_average: Literal["probabilities", "logprobs"] = "probabilities",
     revision: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
     device: str | None = None,
@@ -34,6 +35,8 @@ def evaluate_model(
             significant
         tag: the language tag, a token, for a multilingual model
         limit: use at most this many texts
+        ensemble_average: several models, MODEL1,MODEL2, are decoded together: by the mean of their
+            probabilities, or of their logarithms
         fail_under: exit with code 1 if the first metric is worse than this
         revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         dtype: data type of the weights; int8 is compared with float32
@@ -56,6 +59,7 @@ def evaluate_model(
             device=device,
             tag=tag,
             limit=limit,
+            ensemble_average=ensemble_average,
             on_progress=lambda done, total: bar.update(done, f"of {total}"),
         )
     if json:

@@ -35,6 +35,8 @@ class GenerateFlags:
             distributions of a decoder, or the cross-attention alignment of an encoder-decoder
         draft_model: a smaller model with the same vocabulary, for speculative decoding; the result stays the
             same
+        ensemble_average: several models, MODEL1,MODEL2, are decoded together: by the mean of their
+            probabilities, or of their logarithms
         revision: of a model on the hub: the branch, tag or commit to load; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
         dtype: data type of the weights; int8 is for CPUs
@@ -50,6 +52,7 @@ class GenerateFlags:
     alternatives: int | None = None
     plot: str | None = None
     draft_model: str | None = None
+    ensemble_average: Literal["probabilities", "logprobs"] = "probabilities"
     revision: str | None = None
     batch_size: int | None = None
     dtype: Dtype = "float32"
@@ -93,6 +96,7 @@ def generate_texts(
             dtype=flags.dtype,
             device=flags.device,
             draft_path=flags.draft_model,
+            ensemble_average=flags.ensemble_average,
         )
         generator = prepare(generator)
         options = generator.resolve(options).with_defaults(defaults or GenerationConfig())

@@ -25,8 +25,15 @@ def installed_weights() -> dict[str, Path]:
 def model_path(model: str, revision: str | None = None) -> str:
     """The path of a model that is installed under this name; any other path or name as it is.
 
-    With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine.
+    With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine. Of
+    several models, MODEL1,MODEL2, the paths of each.
     """
+    if "," in model and not Path(model).exists():
+        if revision is not None:
+            raise ValueError(
+                f"--revision is {revision!r}, and there are several models: give each MODEL@REVISION"
+            )
+        return ",".join(map(model_path, model.split(",")))
     path = model if Path(model).exists() else str(installed_weights().get(model, model))
     if revision is None:
         return path

@@ -41,7 +41,15 @@ def split_model_and_texts(
         return str(installed), texts
     if require_model or os.path.exists(first) or MODEL_PATH.fullmatch(first) or _is_hub_name(arguments, file):
         return first, texts
+    if _is_model_list(first):
+        return first, texts
     return None, arguments
+
+
+def _is_model_list(text: str) -> bool:
+    """Is this MODEL1,MODEL2? Then each of them is on this machine."""
+    names = text.split(",")
+    return len(names) > 1 and all(os.path.exists(name) or name in installed_weights() for name in names)
 
 
 def _is_hub_name(arguments: list[str], file: str | None) -> bool:
