@@ -35,6 +35,7 @@ _HOMES = {
     "models.build": "build count_parameters",
     "models.design": "ClassificationHead Design LMHead MaskedLMHead NormalInit PoolingHead StackDesign "
     "T5Init XavierInit",
+    "models.ensemble": "ensemble",
     "models.stack": "positions_from_segments",
     "models.transformer": "Decoder Encoder EncoderDecoder",
     "models.watch": "watch",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
         T5Init,
         XavierInit,
     )
+    from keepleft.models.ensemble import ensemble
     from keepleft.models.stack import positions_from_segments
     from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
     from keepleft.models.watch import watch

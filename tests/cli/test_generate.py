@@ -468,6 +468,77 @@ def test_tokens_are_shown_as_text(decoder, encoder_decoder, capsys):
     assert "".join(part["token"] for part in json.loads(out)["tokens"]) == "the sea is calm"
 
 
+@pytest.fixture(scope="module")
+def second_encoder_decoder(encoder_decoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("second")
+    first, _ = kl.load(encoder_decoder)
+    model = kl.build(first.design, generator=torch.Generator().manual_seed(1))
+    model.notes = first.notes
+    kl.save(model, TOKENS, folder)
+    return str(folder)
+
+
+def test_several_models_translate_as_an_ensemble(encoder_decoder, second_encoder_decoder, capsys, tmp_path):
+    models = f"{encoder_decoder},{second_encoder_decoder}"
+    options = ["the sea", "--max-new-tokens", "6", "--num-beams", "3", "--json", "--logprobs", "1"]
+    members = [kl.load(path)[0] for path in (encoder_decoder, second_encoder_decoder)]
+    for average in ("probabilities", "logprobs"):
+        code, out, error = run(capsys, "translate", models, *options, "--ensemble-average", average)
+        assert code == 0, error
+        together = kl.ensemble(members, average=average)
+        expected = kl.completions(together, TOKENS, "the sea", max_new_tokens=6, num_beams=3)[0][0]
+        result = json.loads(out)
+        assert (result["text"], result["tokens"]) == (expected.text, expected.tokens)
+        assert len(result["logprobs"]) == len(result["tokens"])
+    twins = f"{encoder_decoder},{encoder_decoder}"
+    assert (
+        run(capsys, "translate", twins, "the sea")[1]
+        == run(capsys, "translate", encoder_decoder, "the sea")[1]
+    )
+    (tmp_path / "pairs.tsv").write_text("the sea\tthe ship\nthe ship\tthe sea\n")
+    code, out, _ = run(capsys, "eval", models, str(tmp_path / "pairs.tsv"), "--baseline", encoder_decoder)
+    assert code == 0
+    assert "bleu" in out.lower()
+    for option in (["--plot", str(tmp_path / "p.svg")], ["--alignments"]):
+        code, _, error = run(capsys, "translate", models, "the sea", "--max-new-tokens", "2", *option)
+        assert code == 2
+        assert "shows the attention of one model, and there are 2: name one" in error
+
+
+def test_models_with_other_tokens_are_no_ensemble(
+    encoder_decoder, decoder, second_encoder_decoder, capsys, tmp_path
+):
+    other = kl.train_tokenizer(
+        "bpe", ["other words, other tokens"] * 3, TOKENS.get_vocab_size(), running_text=True
+    )
+    kl.save(kl.load(second_encoder_decoder)[0], other, tmp_path / "other")
+    code, _, error = run(capsys, "translate", f"{encoder_decoder},{tmp_path / 'other'}", "the sea")
+    assert code == 2
+    assert "the models of an ensemble need the same tokens, and" in error
+    assert str(tmp_path / "other") in error
+    assert (
+        "the kind is decoder and encoder-decoder"
+        in run(capsys, "generate", f"{encoder_decoder},{decoder}", "x")[2]
+    )
+    error = run(capsys, "generate", f"{decoder},{decoder}", "x", "--revision", "main")[2]
+    assert "there are several models: give each MODEL@REVISION" in error
+
+
+def test_the_perplexity_of_an_ensemble(decoder, capsys, tmp_path):
+    (tmp_path / "text.txt").write_text("the sea is calm, and the ship sails on\n" * 4)
+    measure = lambda model: json.loads(run(capsys, "eval", model, str(tmp_path / "text.txt"), "--json")[1])
+    twins, alone = measure(f"{decoder},{decoder}"), measure(decoder)
+    assert twins["measures"]["perplexity"] == pytest.approx(alone["measures"]["perplexity"], rel=1e-5)
+
+
+def test_a_folder_with_a_comma_in_its_name_is_one_model(decoder, capsys, tmp_path):
+    kl.save(*kl.load(decoder), tmp_path / "a,b")
+    options = ["the sea", "--max-new-tokens", "4"]
+    assert run(capsys, "generate", str(tmp_path / "a,b"), *options) == run(
+        capsys, "generate", decoder, *options
+    )
+
+
 def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]

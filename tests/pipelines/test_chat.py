@@ -200,3 +200,14 @@ def test_a_saved_conversation_goes_on():
         with pytest.raises(ValueError, match=message):
             other.load(messages)
     assert other.messages == talk.messages
+
+
+def test_an_ensemble_chats_with_its_kv_caches_kept():
+    model = talker()
+    options = {"max_new_tokens": 6, "shortlist": LETTERS}
+    alone = kl.ChatSession(model, TOKENS, **options)
+    twins = kl.ChatSession(kl.ensemble([model, model]), TOKENS, **options)
+    for text in ("the sea", "a ship", "calm"):
+        assert twins.answer(text) == alone.answer(text)
+    assert twins.stats == alone.stats
+    assert twins.stats.reused_tokens > 20

@@ -19,6 +19,7 @@ def evaluate_model(
     tag: str | None = None,
     limit: int | None = None,
     fail_under: float | None = None,
+    ensemble_average: Literal["probabilities", "logprobs"] = "probabilities",
     revision: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
     device: str | None = None,
@@ -37,6 +38,8 @@ def evaluate_model(
             significant
         tag: the language to write, for a multilingual model: a token of it such as '<2fr>'
         limit: use at most this many texts
+        ensemble_average: several models, MODEL1,MODEL2, are decoded together: by the mean of their
+            probabilities, or of their logarithms
         fail_under: exit with code 1 if the first metric is worse than this
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16, float16 or int8. With int8, the scores are
@@ -60,6 +63,7 @@ def evaluate_model(
             device=device,
             tag=tag,
             limit=limit,
+            ensemble_average=ensemble_average,
             on_progress=lambda done, total: bar.update(done, f"of {total}"),
         )
     if json:

@@ -38,6 +38,8 @@ class GenerateFlags:
             encoder-decoder
         draft_model: a smaller model with the same vocabulary, for speculative decoding; the result stays the
             same
+        ensemble_average: how several models, MODEL1,MODEL2, are decoded together: by the mean of their
+            probabilities, or of their logarithms
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
         dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. If not given, float32,
@@ -54,6 +56,7 @@ class GenerateFlags:
     alternatives: int | None = None
     plot: str | None = None
     draft_model: str | None = None
+    ensemble_average: Literal["probabilities", "logprobs"] = "probabilities"
     revision: str | None = None
     batch_size: int | None = None
     dtype: Dtype | None = None
@@ -97,6 +100,7 @@ def generate_texts(
                 dtype=flags.dtype,
                 device=flags.device,
                 draft_path=flags.draft_model and model_path(flags.draft_model),
+                ensemble_average=flags.ensemble_average,
             )
         )
         options = generator.resolve(options).with_defaults(defaults or GenerationConfig())

@@ -102,8 +102,15 @@ def model_path(model: str, revision: str | None = None) -> str:
     """The path of a model that is installed under this name; any other path or name as it is.
 
     With `revision`, NAME@REVISION for a name on the hub. Raises ValueError for a model on this machine, and
-    FileNotFoundError for one that keepleft knows by name and that is not installed.
+    FileNotFoundError for one that keepleft knows by name and that is not installed. Of several models,
+    MODEL1,MODEL2, the paths of each.
     """
+    if "," in model and not is_on_disk(model):
+        if revision is not None:
+            raise ValueError(
+                f"--revision is {revision!r}, and there are several models: give each MODEL@REVISION"
+            )
+        return ",".join(map(model_path, model.split(",")))
     path = model if is_on_disk(model) else str(installed_weights().get(model, model))
     if path in WEIGHT_PACKAGES and not is_on_disk(path):
         raise FileNotFoundError(f"{model} is not installed: {fetch_command(model)}")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from keepleft.cli import text_io
 from keepleft.cli.generate_texts import GenerateFlags, generate_texts
-from keepleft.decoding.generation_config import GenerationConfig
-
-# where neither the user nor the model directory says anything: a summary is shorter than its text
-SUMMARY_DEFAULTS = GenerationConfig(max_length_factor=0.5, no_repeat_ngram_size=3)
+from keepleft.decoding.generation_config import SUMMARY_DEFAULTS, GenerationConfig
 
 
 def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:

@@ -42,7 +42,15 @@ def split_model_and_texts(
     is_known = first in WEIGHT_PACKAGES or os.path.exists(first) or bool(MODEL_PATH.fullmatch(first))
     if require_model or is_known or _is_hub_name(arguments, file):
         return first, texts
+    if _is_model_list(first):
+        return first, texts
     return None, arguments
+
+
+def _is_model_list(text: str) -> bool:
+    """Is this MODEL1,MODEL2? Then each of them is on this machine."""
+    names = text.split(",")
+    return len(names) > 1 and all(os.path.exists(name) or name in installed_weights() for name in names)
 
 
 def _is_hub_name(arguments: list[str], file: str | None) -> bool:

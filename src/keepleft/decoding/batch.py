@@ -14,6 +14,7 @@ from keepleft.decoding.generation_config import GenerationConfig, decoder_start_
 from keepleft.decoding.processor_table import PromptContext
 from keepleft.disk.encode_text import encode_text
 from keepleft.models.design import Design
+from keepleft.models.ensemble import Ensemble
 from keepleft.models.transformer import CausalModel, EncoderDecoder
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class DecodeBatch:
                     "cache_implementation"
                 )
         if self.source is not None:
-            assert isinstance(model, EncoderDecoder)
+            assert isinstance(model, EncoderDecoder | Ensemble)
             with torch.no_grad():
                 out["memory"] = model.encode_memory(self.source, segments=self.source_segments)
         return out

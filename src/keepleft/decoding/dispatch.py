@@ -5,11 +5,12 @@ contrastive.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.beam import Beam
@@ -25,6 +26,7 @@ from keepleft.decoding.speculative import make_drafter, speculative_decode
 from keepleft.decoding.stopping import any_of, max_time, stop_strings
 from keepleft.inference.decode_layers import unsupported_reason
 from keepleft.inference.static_runner import static_runner
+from keepleft.models.ensemble import Ensemble, EnsembleState
 from keepleft.models.transformer import CausalModel
 
 if TYPE_CHECKING:
@@ -105,7 +107,9 @@ def decode_steps(
     finished.
     """
     start_kwargs = batch.start_kwargs(model, options)
-    fused = _uses_default_cache(options) and unsupported_reason(model) is None
+    fused = _uses_default_cache(options) and all(
+        unsupported_reason(member) is None for member in members(model)
+    )
     if draft_model is not None or options.prompt_lookup_num_tokens is not None:
         if not isinstance(strategy, SamplingStrategy) or options.num_sequences > 1 or options.penalty_alpha:
             raise ValueError(
@@ -138,6 +142,7 @@ def decode_steps(
     elif (
         fused
         and in_place
+        and not isinstance(model, Ensemble)
         and (batch.prompt.is_cuda or model.compiled)
         and can_capture(strategy, batch.max_length)
     ):
@@ -153,7 +158,7 @@ def decode_steps(
         )
     elif fused and not batch.prompt.is_cuda:
         start_kwargs.pop("cache")
-        runner: Any = static_runner(model)
+        runner: Any = EnsembleRunner(model) if isinstance(model, Ensemble) else static_runner(model)
         yield from decode(
             runner,
             batch.prompt,
@@ -172,6 +177,26 @@ def decode_steps(
             prefill_chunk_size=options.prefill_chunk_size or 0,
             **start_kwargs,
         )
+
+
+class EnsembleRunner:
+    """Decodes with the fused step of each member."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self.ensemble = ensemble
+        self.runners = [static_runner(model) for model in ensemble.models]
+
+    def start(self, prompt: Tensor, **start_kwargs: Any) -> tuple[Tensor, EnsembleState]:
+        return self.ensemble.start_with(self.runners, prompt, **start_kwargs)
+
+    def step(self, tokens: Tensor, state: EnsembleState) -> Tensor:
+        logits = [runner.step(tokens, part) for runner, part in zip(self.runners, state.states, strict=True)]
+        return self.ensemble.average_logits(logits)
+
+
+def members(model: CausalModel) -> Sequence[CausalModel]:
+    """The models of an ensemble; any other model alone."""
+    return model.models if isinstance(model, Ensemble) else [model]
 
 
 def _uses_default_cache(options: GenerationConfig) -> bool:

@@ -384,6 +384,10 @@ SAMPLING_FIELDS = tuple(name for name, row in OPTIONS.items() if row["sampling"]
 NEUTRAL_VALUES = {name: row["neutral"] for name, row in OPTIONS.items() if row["neutral"] is not None}
 
 
+# For summaries, where neither the user nor the model directory says anything: shorter than the text.
+SUMMARY_DEFAULTS = GenerationConfig(max_length_factor=0.5, no_repeat_ngram_size=3)
+
+
 def as_list(value: int | Sequence[int] | None) -> list[int]:
     """None, one or several as a list."""
     return [] if value is None else [value] if isinstance(value, int) else list(value)

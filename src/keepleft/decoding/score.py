@@ -5,11 +5,13 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from keepleft.models.transformer import Decoder, EncoderDecoder, Model
+from keepleft.models.ensemble import Ensemble
+from keepleft.models.transformer import CausalModel, EncoderDecoder, Model
 
 MAX_LOGITS_ROWS = 512  # tokens whose logits are in memory at a time
 
@@ -53,14 +55,14 @@ def score_tokens(
     sequence = [*prompt, *continuation][:-1]
     sequence = sequence if max_positions is None else sequence[-max_positions:]
     tokens = torch.tensor([sequence], device=device)
-    if isinstance(model, EncoderDecoder):
+    if not isinstance(model, CausalModel):
+        raise ValueError("an encoder does not score text: take a decoder or an encoder-decoder")
+    memory: Any = None
+    if isinstance(model, EncoderDecoder | Ensemble) and model.design.is_encoder_decoder:
         if source is None:
             raise ValueError("an encoder-decoder scores a text for its source: give one")
-        hidden_states = model.hidden_states(torch.tensor([source], device=device), tokens)
-    elif isinstance(model, Decoder):
-        hidden_states = model.hidden_states(tokens)
-    else:
-        raise ValueError("an encoder does not score text: take a decoder or an encoder-decoder")
+        memory = model.encode_memory(torch.tensor([source], device=device))
+    hidden_states = model.decoder_hidden_states(tokens, memory=memory)
     hidden_states = hidden_states[:, -len(continuation) :]
     chunks = [slice(start, start + MAX_LOGITS_ROWS) for start in range(0, len(continuation), MAX_LOGITS_ROWS)]
     return [

@@ -26,7 +26,7 @@ from keepleft.inference.ops import (
 from keepleft.inference.prepack import PrepackedLMHead
 from keepleft.kernels.triton_compat import lacks_triton
 from keepleft.models.heads import LMHeadLayer
-from keepleft.models.transformer import CausalModel
+from keepleft.models.transformer import CausalModel, Decoder, EncoderDecoder
 from keepleft.nn.attention import Attention
 from keepleft.nn.position import (
     LearnedPositions,
@@ -43,7 +43,7 @@ KVBuffers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer
 
 def unsupported_reason(model: nn.Module) -> str | None:
     """Why the fused decode step cannot serve this model; None if it can."""
-    if not isinstance(model, CausalModel):
+    if not isinstance(model, Decoder | EncoderDecoder):
         return "it is not a decoder of keepleft's"
     if not all(map(is_causal_window, model.decoder.masks)):
         return f"its mask is {' / '.join(map(str, model.decoder.masks))}"

@@ -16,7 +16,7 @@ from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.loop import decode
 from keepleft.decoding.prefix_reuse import PrefixReuseModel
 from keepleft.evaluation.token_logprobs import default_window
-from keepleft.models.transformer import Decoder, Model
+from keepleft.models.transformer import CausalModel, Model
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,7 +28,7 @@ FinishReason = Literal["stop", "length", "interrupted"]
 def model_chat_template(model: Model, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template of a decoder; None where it has none."""
     source = template_source(model.notes)
-    if source is None or not isinstance(model, Decoder):
+    if source is None or model.design.kind != "decoder":
         return None
     return ChatTemplate(source, tokenizer, model.notes)
 
@@ -49,7 +49,7 @@ def chat(
     a model without a chat template.
     """
     template = require_chat_template(model, tokenizer)
-    assert isinstance(model, Decoder)
+    assert isinstance(model, CausalModel)
     options = with_answer_limit(resolve_options(model, options, overrides))
     prompt = template.encode(conversation(messages, system))
     (answer,) = generate(model, tokenizer, [prompt], draft_model=draft_model, options=options)
@@ -118,7 +118,7 @@ class ChatSession:
         **overrides: Any,
     ) -> None:
         self.template = require_chat_template(model, tokenizer)
-        assert isinstance(model, Decoder)
+        assert isinstance(model, CausalModel)
         self.model = model
         self.tokenizer = tokenizer
         self.system = system

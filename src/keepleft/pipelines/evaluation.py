@@ -11,11 +11,13 @@ import torch
 
 from keepleft.data import sources
 from keepleft.data.records import RecordSource
-from keepleft.decoding.generation_config import GenerationConfig, from_model_directory
+from keepleft.decoding.generation_config import SUMMARY_DEFAULTS, GenerationConfig, from_model_directory
 from keepleft.evaluation.significance import bootstrap, mcnemar
 from keepleft.models.design import ClassificationHead
+from keepleft.models.ensemble import EnsembleAverage
+from keepleft.pipelines.loading import split_ensemble
 from keepleft.pipelines.predictor import load_predictor
-from keepleft.pipelines.text_generation import load_generator
+from keepleft.pipelines.text_generation import TextGenerator, load_generator
 
 if TYPE_CHECKING:
     from keepleft.evaluation.perplexity import Perplexity
@@ -48,9 +50,12 @@ def evaluate(
     device: str | None = None,
     tag: str | None = None,
     limit: int | None = None,
+    ensemble_average: EnsembleAverage = "probabilities",
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> EvalResult:
     """Evaluate a model directory on `data`, by default for the task that its design suggests.
+
+    Several, MODEL1,MODEL2, are evaluated as an ensemble (not classifiers).
 
     `data` names a table of source and target or of text and label, two aligned files, or a running text.
     `baseline` is another model, or a file of another system's outputs, one on each line. An int8 model is
@@ -62,7 +67,7 @@ def evaluate(
             raise ValueError(
                 "limit counts texts, and a language model is measured on running text: cut the file instead"
             )
-        return _evaluate_perplexity(model_path, data, baseline, dtype, device)
+        return _evaluate_perplexity(model_path, data, baseline, dtype, device, ensemble_average)
     if eval_task == "classify":
         return _evaluate_labels(model_path, data, baseline, dtype, device, limit)
     rows = [(str(source), str(target)) for source, target in _open_pairs(data)][:limit]
@@ -70,9 +75,13 @@ def evaluate(
         raise ValueError(f"{', '.join(data)} holds no text: there is nothing to evaluate on")
     texts = [source for source, _ in rows]
     references = [target for _, target in rows]
-    generate_with = lambda path, precision: _generate_texts(
-        path, texts, options or GenerationConfig(), precision, device, tag, on_progress
-    )
+    defaults = SUMMARY_DEFAULTS if eval_task == "summarize" else GenerationConfig()
+
+    def generate_with(path: str, precision: str) -> list[str]:
+        generator = load_generator(path, dtype=precision, device=device, ensemble_average=ensemble_average)
+        resolved_options = generator.resolve(options or GenerationConfig()).with_defaults(defaults)
+        return _generate_texts(generator, texts, resolved_options, tag, on_progress)
+
     outputs = generate_with(model_path, dtype)
     other_outputs = {"float32": generate_with(model_path, "float32")} if dtype == "int8" else {}
     if baseline is not None:
@@ -181,14 +190,19 @@ def _evaluate_labels(
 
 
 def _evaluate_perplexity(
-    model_path: str, data: Sequence[str], baseline: str | None, dtype: str, device: str | None
+    model_path: str,
+    data: Sequence[str],
+    baseline: str | None,
+    dtype: str,
+    device: str | None,
+    ensemble_average: EnsembleAverage,
 ) -> EvalResult:
     from keepleft.evaluation.perplexity import perplexity
 
     texts = ["".join(text for (text,) in sources.running_text(path)) for path in data]
 
     def measure(path: str, precision: str) -> Perplexity:
-        generator = load_generator(path, dtype=precision, device=device)
+        generator = load_generator(path, dtype=precision, device=device, ensemble_average=ensemble_average)
         prefix_token_id = from_model_directory(generator.model.notes).bos_or_eos
         return perplexity(generator.model, generator.tokenizer, texts, prefix_token_id=prefix_token_id)
 
@@ -205,22 +219,18 @@ def _evaluate_perplexity(
 
 
 def _generate_texts(
-    model_path: str,
+    generator: TextGenerator,
     texts: list[str],
     options: GenerationConfig,
-    dtype: str,
-    device: str | None,
     tag: str | None,
     on_progress: ProgressCallback,
 ) -> list[str]:
     """The best completion of each text, generated in batches of texts of similar length."""
-    generator = load_generator(model_path, dtype=dtype, device=device)
-    resolved_options = generator.resolve(options)
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     out = [""] * len(texts)
     for start in range(0, len(order), BATCH_SIZE):
         indices = order[start : start + BATCH_SIZE]
-        results = generator.generate([texts[n] for n in indices], resolved_options, tag=tag)
+        results = generator.generate([texts[n] for n in indices], options, tag=tag)
         for n, completions in zip(indices, results, strict=True):
             out[n] = completions[0].text
         on_progress(min(len(order), start + BATCH_SIZE), len(order))
@@ -237,7 +247,7 @@ def _infer_task(model_path: str) -> EvalTask:
     """The task that a model is for, by its design. Raises ValueError for an encoder without labels."""
     from keepleft.weights.model_directory import load
 
-    design = load(model_path, device="meta")[0].design
+    design = load(split_ensemble(model_path)[0], device="meta")[0].design
     if isinstance(design.head, ClassificationHead):
         return "classify"
     if design.decoder is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,6 +24,11 @@ class LoadedModel(NamedTuple):
     model: AnyModel
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer | None = None
+
+
+def split_ensemble(model_path: str) -> list[str]:
+    """The models that MODEL1,MODEL2 names; a path that exists is one model, whatever is in its name."""
+    return [model_path] if Path(model_path).exists() else model_path.split(",")
 
 
 def load_for_inference(

@@ -30,19 +30,25 @@ from keepleft.decoding.generate import (
     stream,
     to_completion,
 )
-from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token, unsupported_fields
+from keepleft.decoding.generation_config import (
+    GenerationConfig,
+    decoder_start_token,
+    from_model_directory,
+    unsupported_fields,
+)
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.disk.encode_text import encode_text
+from keepleft.models.ensemble import Ensemble, EnsembleAverage, ensemble
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.pipelines.chat import conversation, require_chat_template, with_answer_limit
-from keepleft.pipelines.loading import load_for_inference
+from keepleft.pipelines.loading import LoadedModel, load_for_inference, split_ensemble
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-GenerativeModel = Decoder | EncoderDecoder
+GenerativeModel = Decoder | EncoderDecoder | Ensemble
 
 BATCH_SIZE = 128  # sources that generate_targets takes at a time
 
@@ -171,6 +177,7 @@ class TextGenerator:
         """Draw how one text is completed, into an .svg file; see `plots.generation`."""
         from keepleft.plots.generation import plot_generation
 
+        self._require_single_model("plot")
         (prompt_tokens,) = encode_prompts(self.model, self.input_tokenizer, [self.prompt(text, tag)], options)
         return plot_generation(
             path,
@@ -254,6 +261,7 @@ class TextGenerator:
         if alignments:
             from keepleft.plots.cross_attention import alignment_weights, pharaoh_pairs
 
+            self._require_single_model("alignments")
             if not self.is_encoder_decoder:
                 raise ValueError(
                     "an alignment is of source and target, and this model has no source: leave --alignments "
@@ -262,6 +270,13 @@ class TextGenerator:
             weights = alignment_weights(self.model, completion.prompt, [*context, *completion.tokens])
             result = replace(result, alignment=" ".join(f"{i}-{j}" for i, j in pharaoh_pairs(weights)))
         return result
+
+    def _require_single_model(self, option: str) -> None:
+        if isinstance(self.model, Ensemble):
+            raise ValueError(
+                f"--{option} shows the attention of one model, and there are {len(self.model.models)}: name "
+                "one of them"
+            )
 
     def _readable_logprobs(
         self, sequence: list[int], scored_tokens: Sequence[ScoredToken]
@@ -330,23 +345,70 @@ def select_options(options: GenerationConfig, indices: Sequence[int]) -> Generat
 
 
 def load_generator(
-    model_path: str, *, dtype: str | None = None, device: str | None = None, draft_path: str | None = None
+    model_path: str,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    draft_path: str | None = None,
+    ensemble_average: EnsembleAverage = "probabilities",
 ) -> TextGenerator:
-    """Load a model directory for generation. Raises ValueError for an encoder."""
-    loaded = load_for_inference(model_path, dtype=dtype, device=device)
-    if isinstance(loaded.model, Encoder):
-        raise ValueError(
-            f"{model_path} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be "
-            "meant"
-        )
-    for name in unsupported_fields(loaded.model.notes):
+    """Load a model directory for generation, or several, MODEL1,MODEL2, as an ensemble.
+
+    Raises ValueError for an encoder, and for models of an ensemble whose tokens differ.
+    """
+    paths = split_ensemble(model_path)
+    loaded = [load_for_inference(path, dtype=dtype, device=device) for path in paths]
+    for path, member in zip(paths, loaded, strict=True):
+        if isinstance(member.model, Encoder):
+            raise ValueError(
+                f"{path} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be "
+                "meant"
+            )
+        _check_tokens_agree(path, member, paths[0], loaded[0])
+    model: GenerativeModel
+    if len(loaded) == 1:
+        model = cast(GenerativeModel, loaded[0].model)
+    else:
+        model = ensemble([member.model for member in loaded], average=ensemble_average)
+    for name in unsupported_fields(model.notes):
         warnings.warn(f"generation_config.json asks for {name}, which is not done here", stacklevel=2)
     draft_model = None
     if draft_path is not None:
         draft_model = load_for_inference(draft_path, dtype=dtype, device=device).model
     return TextGenerator(
-        loaded.model, loaded.tokenizer, loaded.source_tokenizer, cast(GenerativeModel | None, draft_model)
+        model, loaded[0].tokenizer, loaded[0].source_tokenizer, cast(GenerativeModel | None, draft_model)
     )
+
+
+def _check_tokens_agree(path: str, member: LoadedModel, first_path: str, first: LoadedModel) -> None:
+    """Raise ValueError, naming a difference, unless two models read and write the same tokens."""
+    for what, tokenizer, first_tokenizer in (
+        ("", member.tokenizer, first.tokenizer),
+        ("source ", member.source_tokenizer or member.tokenizer, first.source_tokenizer or first.tokenizer),
+    ):
+        vocab, first_vocab = tokenizer.get_vocab(), first_tokenizer.get_vocab()
+        different = sorted(
+            (token for token in {*vocab, *first_vocab} if vocab.get(token) != first_vocab.get(token)),
+            key=lambda token: min(vocab.get(token, math.inf), first_vocab.get(token, math.inf)),
+        )
+        if different:
+            token = different[0]
+            ids = [
+                f"{name} has it as {ids[token]}" if token in ids else f"{name} does not have it"
+                for name, ids in ((path, vocab), (first_path, first_vocab))
+            ]
+            raise ValueError(
+                f"the models of an ensemble need the same tokens, and {len(different)} {what}tokens differ, "
+                f"such as {token!r}: {' and '.join(ids)}"
+            )
+    start_tokens = [
+        from_model_directory(loaded.model.notes).decoder_start_token_id for loaded in (member, first)
+    ]
+    if None not in start_tokens and start_tokens[0] != start_tokens[1]:
+        raise ValueError(
+            f"{path} begins a text with token {start_tokens[0]} and {first_path} with {start_tokens[1]}: the "
+            "models of an ensemble must begin it with the same"
+        )
 
 
 # Targets of an encoder-decoder in memory: in training it has no model directory yet ------------

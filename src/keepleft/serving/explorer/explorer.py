@@ -168,14 +168,19 @@ class Explorer:
             target += chunk
         return [*start_tokens, *(target[:-1] if target and target[-1] in eos_ids else target)]
 
+    @property
+    def generative_model(self) -> Decoder | EncoderDecoder:
+        """The model that generates, which is one and no ensemble here."""
+        return cast(Decoder | EncoderDecoder, self.generator.model)
+
     @cached_property
     def scorer(self) -> next_token.IncrementalScorer:
-        return next_token.IncrementalScorer(self.generator.model)
+        return next_token.IncrementalScorer(self.generative_model)
 
     @cached_property
     def unmasked_model(self) -> Decoder | EncoderDecoder:
         """The model without its causal mask."""
-        return unmasked.without_causal_mask(self.generator.model)
+        return unmasked.without_causal_mask(self.generative_model)
 
     @cached_property
     def unmasked_scorer(self) -> next_token.IncrementalScorer:

@@ -50,7 +50,7 @@ def compare_unmasked(explorer: Explorer, params: Params) -> dict[str, Any]:
     if not generator.is_encoder_decoder:
         explorer.reject_source(params)
     inputs, labels = _teacher_forcing(explorer, params.text("text", ""), source_tokens)
-    masked_losses, masked_map = _losses_and_map(generator.model, source_tokens, inputs, labels)
+    masked_losses, masked_map = _losses_and_map(explorer.generative_model, source_tokens, inputs, labels)
     unmasked_losses, unmasked_map = _losses_and_map(explorer.unmasked_model, source_tokens, inputs, labels)
     return {
         "tokens": display.describe([*inputs[:1], *labels]),
