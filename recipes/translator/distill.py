@@ -1,12 +1,16 @@
-"""Sequence-level distillation: the teacher translates the training sentences, for the student to learn.
+"""Sequence-level distillation: teachers translate the training sentences, for the student to learn.
 
-    python recipes/translator/distill.py runs/translator-teacher/model DATA/tatoeba data/translator
+    python recipes/translator/distill.py DATA/tatoeba data/translator --workers 4 --teachers \\
+        fr=runs/translator-from-english/model,runs/translator-to-french/model \\
+        de=runs/translator-from-english/model hi=runs/translator-from-english/model \\
+        en=runs/translator-into-english/model
 
 Every English sentence is translated into French and German, also those that Tatoeba has in one of them only,
 and a part of them into Hindi; every sentence of the other languages into English (Kim and Rush 2016, arXiv
-1606.07947). Of the best translations of a beam the one that is most like a reference is kept, where there is
-one. Writes distilled.{en-fr,fr-en,…}.tsv: the source, a tab, the translation. Where the teacher made up a
-sentence of another language, the pair is also used backwards (back-translation, Sennrich et al. 2016).
+1606.07947). Several teachers of a language are an ensemble. Of the best translations of a beam the one that
+is most like a reference is kept, where there is one. Writes distilled.{en-fr,fr-en,…}.tsv: the source, a tab,
+the translation; and what teachers made up where Tatoeba has nothing, to be used backwards (back-translation,
+Sennrich et al. 2016), into backwards.{fr-en,de-en,hi-en}.tsv.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +31,11 @@ import keepleft as kl
 from keepleft.data.fast_encode import encoder
 from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.generate import completions
+from keepleft.models.transformer import Model
 from keepleft.pipelines.placeholders import PLACEHOLDERS, ProtectedText, is_complete, protect
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BEAMS = 4
 MAX_HINDI_SENTENCES = 60_000  # English ones, translated into Hindi
@@ -73,14 +82,20 @@ def is_plausible(source: str, translation: str) -> bool:
     return bool(translation.strip()) and longest <= MAX_LENGTH_RATIO * shortest + SLACK_CHARACTERS
 
 
+def load_teacher(folders: list[Path], device: str) -> tuple[Model, Tokenizer]:
+    """One model, or an ensemble of several."""
+    dtype = torch.bfloat16 if device == "cuda" else None
+    loaded = [kl.load(folder, device=device, dtype=dtype) for folder in folders]
+    models = [model for model, _ in loaded]
+    tokenizer = loaded[0][1]
+    assert tokenizer is not None
+    return models[0] if len(models) == 1 else kl.ensemble(models), tokenizer
+
+
 def translate_shard(
-    model_folder: Path, references: References, to: str, out: Path, device: str, batch_size: int
+    model: Model, tokenizer: Tokenizer, references: References, to: str, out: Path, batch_size: int
 ) -> None:
     """Translate the sentences and write the pairs that are kept."""
-    model, tokenizer = kl.load(
-        model_folder, device=device, dtype=torch.bfloat16 if device == "cuda" else None
-    )
-    assert tokenizer is not None
     start, end = special_tokens(tokenizer).require("start", "end")
     protected = {protect(source): source for source in references}
     sources = list(protected)
@@ -116,13 +131,30 @@ def _with_placeholders(text: str, source: ProtectedText) -> str:
     return text
 
 
+def parse_teachers(texts: list[str]) -> dict[str, list[Path]]:
+    """The model directories by the language that they write."""
+    teachers = {}
+    for text in texts:
+        language, _, folders = text.partition("=")
+        if language not in ("en", *LANGUAGES) or not folders:
+            raise SystemExit(f"--teachers {text}: give a language and a folder, like fr=runs/teacher/model")
+        teachers[language] = [Path(folder) for folder in folders.split(",")]
+    return teachers
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="the model directory of the teacher")
     parser.add_argument("tatoeba", type=Path, help="the folder with eng-fra.train.tsv.gz and the others")
     parser.add_argument("out", type=Path, help="the folder for distilled.en-fr.tsv and the others")
+    parser.add_argument(
+        "--teachers",
+        nargs="+",
+        required=True,
+        metavar="LANGUAGE=MODEL,…",
+        help="the model directories by the language that they write",
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes that share the work")
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--limit", type=int, help="sentences of each direction, to try it")
@@ -130,7 +162,12 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    directions = references_of(options.tatoeba)
+    teachers = parse_teachers(options.teachers)
+    directions = {
+        direction: references
+        for direction, references in references_of(options.tatoeba).items()
+        if direction[1] in teachers
+    }
     if options.shard is None and options.workers > 1:
         command = [sys.executable, __file__, *(argv if argv is not None else sys.argv[1:])]
         workers = [subprocess.Popen([*command, "--shard", str(n)]) for n in range(options.workers)]
@@ -138,29 +175,27 @@ def main(argv: list[str] | None = None) -> None:
         if any(exit_codes):
             raise SystemExit("a worker failed")
     else:
+        loaded = {language: load_teacher(folders, device) for language, folders in teachers.items()}
         for (source, target), references in directions.items():
             items = list(references.items())[: options.limit]
             shard = dict(items[options.shard or 0 :: options.workers])
             path = options.out / f"distilled.{source}-{target}.{options.shard or 0}.part"
-            translate_shard(options.model, shard, target, path, device, options.batch_size)
+            translate_shard(*loaded[target], shard, target, path, options.batch_size)
     if options.shard is not None:
         return
-    merged: dict[tuple[str, str], list[Pair]] = {}
-    for source, target in directions:
+    for (source, target), references in directions.items():
         parts = sorted(options.out.glob(f"distilled.{source}-{target}.*.part"))
-        lines = [line for part in parts for line in part.read_text("utf-8").splitlines()]
-        merged[source, target] = [tuple(line.split("\t")) for line in lines]  # type: ignore[misc]
+        pairs = [tuple(line.split("\t")) for part in parts for line in part.read_text("utf-8").splitlines()]
         for part in parts:
             part.unlink()
-    for (source, target), pairs in merged.items():
-        backwards: list[Pair] = []
-        if target == "en":
-            known = {protect(text).text for text, expected in directions["en", source].items() if expected}
-            backwards = [(other, english) for english, other in merged["en", source] if english not in known]
-        out = pairs + backwards
-        random.Random(0).shuffle(out)
-        write_pairs(options.out / f"distilled.{source}-{target}.tsv", out)
-        print(f"{source} to {target}: {len(pairs):,} translations, {len(backwards):,} used backwards")
+        random.Random(0).shuffle(pairs)
+        write_pairs(options.out / f"distilled.{source}-{target}.tsv", pairs)  # type: ignore[arg-type]
+        print(f"{source} to {target}: {len(pairs):,} translations")
+        if source == "en":
+            known = {protect(text).text for text, expected in references.items() if expected}
+            backwards = [(other, english) for english, other in pairs if english not in known]
+            write_pairs(options.out / f"backwards.{target}-{source}.tsv", backwards)
+            print(f"{target} to {source}: {len(backwards):,} translations used backwards")
 
 
 if __name__ == "__main__":

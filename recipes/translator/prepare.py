@@ -3,7 +3,8 @@
     python recipes/translator/prepare.py DATA/tatoeba data/translator
 
 Reads eng-{fra,deu,hin}.{train,dev}.tsv.gz (English, a tab, the other language) and writes {fr,de,hi}.tsv for
-both directions. Added to the pairs as they are, from the training files alone:
+both directions, and tokenizer.json, the vocabulary that all models of the recipe share. Added to the pairs as
+they are, from the training files alone:
 
 - numbers and codes that both sides share become placeholders, and so do some names
 - some names become other names, so that names are copied letter by letter
@@ -20,6 +21,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from keepleft.data.tokenizer import train_tokenizer
 from keepleft.disk import atomic
 from keepleft.pipelines.placeholders import COPIED, PLACEHOLDERS
 
@@ -27,6 +29,8 @@ Pair = tuple[str, str]
 
 LANGUAGES = {"fr": "fra", "de": "deu", "hi": "hin"}
 REPEATS = {"fr": 1, "de": 1, "hi": 5}
+TAGS = ("<2fr>", "<2en>", "<2de>", "<2hi>")
+VOCABULARY_SIZE = 10_000
 JOINED = 0.06  # joined texts, as a fraction of all pairs
 MAX_JOINED_WORDS = 36
 RENAMED = 0.35  # of the pairs with a name that both sides share
@@ -126,16 +130,21 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tatoeba", type=Path, help="the folder with eng-fra.train.tsv.gz and the others")
-    parser.add_argument("out", type=Path, help="the folder for fr.tsv, de.tsv, hi.tsv")
+    parser.add_argument("out", type=Path, help="the folder for fr.tsv, de.tsv, hi.tsv, tokenizer.json")
+    parser.add_argument("--vocabulary-size", type=int, default=VOCABULARY_SIZE)
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
+    texts: list[str] = []
     for language, code in LANGUAGES.items():
         rng = random.Random(language)
         pairs = augment(read_pairs(options.tatoeba / f"eng-{code}.train.tsv.gz"), language, rng)
         write_pairs(options.out / f"{language}.tsv", pairs)
+        texts += [text for pair in pairs for text in pair]
         dev = [placeholder_pair(pair, rng) for pair in read_pairs(options.tatoeba / f"eng-{code}.dev.tsv.gz")]
         write_pairs(options.out / f"{language}.dev.tsv", dev)
         print(f"{language}: {len(pairs):,} pairs, {len(dev):,} for validation")
+    tokenizer = train_tokenizer("bpe", texts, options.vocabulary_size, extra_special_tokens=TAGS)
+    atomic.write_text(options.out / "tokenizer.json", tokenizer.to_str())
 
 
 if __name__ == "__main__":

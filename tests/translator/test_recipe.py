@@ -22,6 +22,7 @@ TOY_SIZE = {
     "batch": {"tokens": 256, "max_length": 64},
     "recipe": {"steps": 2, "warmup": 1, "eval_every": 2, "save_every": 2},
 }
+TEACHERS = ("from-english", "to-french", "into-english")
 WORDS = {"fra": ("chat", "chien"), "deu": ("Katze", "Hund"), "hin": ("बिल्ली", "कुत्ता")}
 
 
@@ -56,8 +57,6 @@ def toy_job(name: str) -> str:
         job[section] = {**job[section], **changes}
         for option in ("encoder_layers", "decoder_layers"):
             job[section].pop(option, None)
-    if "path" not in job["tokenizer"]:
-        job["tokenizer"]["size"] = 400
     path = Path(f"{name}.yaml")
     path.write_text(yaml.safe_dump(job))
     return str(path)
@@ -68,16 +67,22 @@ def test_the_recipe_runs(scripts, tmp_path, monkeypatch):
     prepare, distill = scripts
     monkeypatch.chdir(tmp_path)
     write_tatoeba(Path("tatoeba"))
-    prepare.main(["tatoeba", "data/translator"])
+    prepare.main(["tatoeba", "data/translator", "--vocabulary-size", "400"])
     pairs = Path("data/translator/fr.tsv").read_text("utf-8").splitlines()
     assert all(line.count("\t") == 1 for line in pairs)
     assert any(mark in line for line in pairs for mark in PLACEHOLDERS)  # in place of numbers
-    assert main(["train", "--config", toy_job("teacher"), "--no-audit"]) == 0
+    for name in TEACHERS:
+        assert main(["train", "--config", toy_job(f"teacher-{name}"), "--no-audit"]) == 0
     monkeypatch.setattr(distill, "is_complete", lambda source, text: True)  # a toy model writes nonsense
     monkeypatch.setattr(distill, "is_plausible", lambda source, text: bool(text.strip()))
-    distill.main(["runs/translator-teacher/model", "tatoeba", "data/translator", "--batch-size", "32"])
-    for direction in ("en-fr", "fr-en", "en-de", "de-en", "en-hi", "hi-en"):
-        path = Path(f"data/translator/distilled.{direction}.tsv")
+    one, french, english = (f"runs/translator-{name}/model" for name in TEACHERS)
+    teachers = [f"fr={one},{french}", f"de={one}", f"hi={one}", f"en={english}"]
+    distill.main(["tatoeba", "data/translator", "--teachers", *teachers, "--batch-size", "32"])
+    distilled = [
+        f"distilled.{direction}" for direction in ("en-fr", "fr-en", "en-de", "de-en", "en-hi", "hi-en")
+    ]
+    for name in (*distilled, "backwards.fr-en", "backwards.de-en", "backwards.hi-en"):
+        path = Path(f"data/translator/{name}.tsv")
         assert path.exists()
         if not path.read_text("utf-8"):
             path.write_text("Tom\tTom\n")
