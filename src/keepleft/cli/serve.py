@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
 OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
 SWITCH_INTERVAL = 0.0003  # seconds a thread may hold the GIL: the engine asks for it hundreds of times a step
+GC_THRESHOLD = 700  # Python's own
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -203,6 +204,7 @@ def serve(
         )
         gc.collect()
         gc.freeze()  # a full collection would look at every object of PyTorch, and stop all threads for 0.2 s
+        gc.set_threshold(GC_THRESHOLD)  # a collection stops all threads: many short ones, not few long ones
         try:
             server.run()
         finally:
