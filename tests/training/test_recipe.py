@@ -97,3 +97,8 @@ def test_an_unknown_field_is_named():
 def test_losses_are_better_when_lower():
     assert not any(map(higher_is_better, ("loss", "plain", "perplexity")))
     assert all(map(higher_is_better, ("accuracy", "bleu")))
+
+
+def test_r_drop_counts_both_of_its_passes():
+    assert Recipe().passes == 1
+    assert Recipe(r_drop=1.0).passes == 2

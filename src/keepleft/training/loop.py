@@ -241,7 +241,9 @@ def train(
         except torch.OutOfMemoryError as error:
             raise MemoryError(out_of_memory_hint(micro_batches, error)) from error
         interval.stats.append(stats)
-        interval.flops += sum(flop_counter(batch.inputs, batch.tokens) for batch in micro_batches)
+        interval.flops += recipe.passes * sum(
+            flop_counter(batch.inputs, batch.tokens) for batch in micro_batches
+        )
         interval.num_tokens += total_tokens
         train_state.step += 1
         train_state.cursor = (cursor[0], cursor[1])

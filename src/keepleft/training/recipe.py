@@ -128,6 +128,11 @@ class Recipe:
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: it must be at least 0 and below 1")
 
+    @property
+    def passes(self) -> int:
+        """How often a batch goes through the model in one step."""
+        return 2 if self.r_drop else 1
+
     def differences(self, other: Recipe) -> list[str]:
         """The changes that forbid resuming a run of recipe `other`: any field that influences the weights."""
         return [

@@ -251,7 +251,8 @@ def make_step(
         module = MixedPrecision(module)
     loss_module: Any = distributed.wrap(module, mixed_precision=mixed_precision)
     num_parameters = sum(p.numel() for p in model.parameters())
-    estimated_seconds = 6.0 * num_parameters * tokens_per_step * recipe.steps / ASSUMED_FLOPS
+    step_flops = 6.0 * num_parameters * tokens_per_step * recipe.passes
+    estimated_seconds = step_flops * recipe.steps / ASSUMED_FLOPS
     if recipe.compile or (
         recipe.compile is None and on_gpu and single_process and estimated_seconds > MIN_COMPILE_SECONDS
     ):
