@@ -106,7 +106,7 @@ NUMBERS = [
     ("docs/serving.md", r"\(nice (\d+)\)", NICENESS),
     ("docs/serving.md", r"Each of up to (four) API keys has a worker", MAX_WORKERS),
     ("docs/serving.md", r"a question that has run for (\d+) seconds while another key waits", HOLD_SECONDS),
-    ("docs/serving.md", r"A worker may use (\d+) GiB beside the model", QUESTION_MEMORY / (1 << 30)),
+    ("docs/serving.md", r"A worker may use (\d+) GiB in addition to the model", QUESTION_MEMORY / (1 << 30)),
     ("docs/serving.md", r"A beam search keeps at most ([\d,]+) tokens", MAX_BEAM_TOKENS),
     ("docs/serving.md", r"up to ([\d,]+) lines wait", MAX_LINES),
     ("docs/serving.md", r"the last lines have (\d+) seconds", CLOSE_SECONDS),
