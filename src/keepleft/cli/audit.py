@@ -59,13 +59,13 @@ def audit_model(
     Args:
         inputs: a folder, a GGUF file, an installed model, a name on the Hugging Face hub, or code:
             FILE.py:NAME or MODULE:NAME
-        hf_config: a config.json of Hugging Face. The model gets random weights
+        hf_config: a Hugging Face config.json. The model gets random weights
         arch: the class of transformers, such as AutoModelForCausalLM. If not given, the one that the
             configuration names
         with_: whose code runs the model: keepleft or transformers
         claim: the mask that the model says it has: "causal & window(3)", or full. If not given, the mask that
             one of our models was built with, and causal for any other
-        checks: some of future, padding, packing, cache, batch, nan, labels, with commas between. All if not
+        checks: some of future, padding, packing, cache, batch, nan, labels, separated by commas. All if not
             given
         budget: how much to try: quick (seconds), standard (about a minute) or full
         layers: how many layers apply a mask of limited reach (window) one after another; counted if not given

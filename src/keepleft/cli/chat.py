@@ -40,13 +40,13 @@ def chat_with_model(
 ) -> int:
     """Chat with a model that has a chat template, as instruct models have.
 
-    At a terminal /help lists what else one can type; from a pipe, a line is a message.
+    At a terminal, /help lists the commands; from a pipe, each line is a message.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub)
         system: the system message
         load: continue a conversation that /save has written to this file
-        no_history: do not keep what is typed for the arrow keys of the next chat
+        no_history: do not keep what is typed for the next chat's arrow keys
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs
         device: cpu or cuda; a GPU is used if there is one

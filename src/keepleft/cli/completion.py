@@ -30,7 +30,7 @@ def print_completion(shell: Literal["bash", "zsh", "fish"]) -> int:
 
     Store it where your shell looks for completions, and open a new shell.
 
-    Print it again after an update of keepleft, or when another model was installed: the names of installed
+    Print it again after updating keepleft or installing another model: the names of installed
     models are part of it. In bash, eval "$(keepleft completion bash)" in ~/.bashrc works without a file.
 
     Args:

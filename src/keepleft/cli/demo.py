@@ -26,14 +26,14 @@ def demo(
     out: str = "out/demo",
     phrases: str | None = None,
 ) -> int:
-    """See a translator at work, masks and the three attentions, and train a translator in a minute or two.
+    """See a translator, masks and the three kinds of attention at work, then train a translator.
 
-    It needs no data and no network.
+    It takes a minute or two, and needs no data and no network.
 
     Args:
         prompt: the text that an installed model continues, if there is one (keepleft fetch)
         steps: training steps of the translator; 0 leaves it out
-        out: the folder for the plot of its attention
+        out: the folder for the plot of the translator's attention
         phrases: only write the training phrases into this folder, to try `keepleft train` with
     """
     if phrases is not None:

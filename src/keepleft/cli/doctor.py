@@ -25,7 +25,7 @@ TESTED_TORCH = ((2, 11), (2, 13))  # the oldest and the newest release that keep
 def doctor(json: bool = False) -> int:
     """Report what this machine has: versions, devices, and installed models.
 
-    Send this along when you report a problem.
+    Include its output when you report a problem.
 
     Args:
         json: print the report as JSON

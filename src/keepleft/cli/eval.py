@@ -32,7 +32,7 @@ def evaluate_model(
     Args:
         inputs: a model, then a table (source and target, or text and label), two files, or a text. A table
             is TSV, CSV or JSONL; two files are aligned line by line; a text is for a language model
-        task: translate, summarize, classify or lm, if it does not follow from the model. Summaries are scored
+        task: translate, summarize, classify or lm, if the model does not determine it. Summaries are scored
             by ROUGE
         baseline: another model, or a file with the output of another system. Tests whether the difference is
             significant

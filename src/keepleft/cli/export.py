@@ -25,7 +25,7 @@ def export(
 ) -> int:
     """Export a model for CTranslate2, ONNX Runtime, transformers or llama.cpp.
 
-    The output of that program is then compared with ours.
+    That program's output is then compared with keepleft's.
 
     Args:
         model: a folder, a GGUF file, an installed model, or a name on the Hugging Face hub
@@ -33,8 +33,8 @@ def export(
             llama.cpp). A file for onnx and gguf, a folder for the others; onnx, hf and int8 are for all
             models, ctranslate2 for encoder-decoders and decoders, gguf for the LLaMA family
         out: the folder or file to write
-        quantization: weights of ctranslate2: int8, int16 or float16; float32 if not given
-        dtype: weights of gguf: f32, f16, bf16 or q8_0; f16 if not given
+        quantization: data type of ctranslate2's weights: int8, int16 or float16; float32 if not given
+        dtype: data type of gguf's weights: f32, f16, bf16 or q8_0; f16 if not given
         text: a text to compare on, besides random tokens
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         force: replace an existing file or folder

@@ -28,12 +28,12 @@ class GenerateFlags:
     Args:
         input: a file of texts, one per line
         output: a file for the results. It is written completely or not at all
-        n_best: results for each text, with their scores. They are found by as many beams, unless they are
-            sampled
+        n_best: results for each text, with their scores. They are found with that many beams, unless
+            they are sampled
         logprobs: with --json, the log-probability of each token and of this many top tokens beside it
         alternatives: instead of one result, one for each of this many likeliest first tokens (after --prefix,
             if given)
-        plot: draw how the first text was made, as an .svg file. With --num-beams it is the beam tree;
+        plot: draw how the first text was generated, as an .svg file. With --num-beams it is the beam tree;
             otherwise the next-token distributions of a decoder, or the cross-attention alignment of an
             encoder-decoder
         draft_model: a smaller model with the same vocabulary, for speculative decoding; the result stays the
@@ -43,7 +43,7 @@ class GenerateFlags:
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         batch_size: texts in a batch; 32 if not given, 8 for summarize
         dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. If not given, float32,
-            or int8 where a model is stored so
+            or int8 if the model is stored that way
         device: cpu or cuda; a GPU is used if there is one
         stream: print each text as it is generated
         json: print one JSON object per line, with scores and tokens

@@ -18,8 +18,8 @@ from keepleft.cli.command_table import Command
 MORE_OPTIONS = "More options"
 MAX_CHOICES_WIDTH = 16  # more choices are named in the sentence of the option
 RESERVED_PARAMETERS = ("inputs", "explicit_options", "flags", "options")
-THREADS_HELP = "CPU threads at most. If not given, as many as there are cores for this process"
-CONFIG_HELP = "a YAML file with any of these options. Options on the command line win"
+THREADS_HELP = "maximum number of CPU threads. If not given, one per core that this process may use"
+CONFIG_HELP = "a YAML file with any of these options. Options on the command line take precedence"
 PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
 # What stands for the value of an option. Shell completion offers files for FILE, folders for FOLDER, …
@@ -86,8 +86,8 @@ RECIPE_DEFAULTS = {
 DESIGN_OPTIONS: dict[str, tuple[type, str]] = {
     "dim": (int, "the width of the model"),
     "layers": (int, "layers of the encoder and of the decoder"),
-    "encoder_layers": (int, "layers of the encoder, if it has another number"),
-    "decoder_layers": (int, "layers of the decoder, if it has another number"),
+    "encoder_layers": (int, "layers of the encoder, if it differs from the decoder"),
+    "decoder_layers": (int, "layers of the decoder, if it differs from the encoder"),
     "heads": (int, "attention heads"),
     "kv_heads": (int, "key and value heads (grouped-query attention); as many as heads if not given"),
     "head_dim": (int, "the width of a head; dim / heads if not given"),
@@ -100,9 +100,9 @@ DESIGN_OPTIONS: dict[str, tuple[type, str]] = {
     "bias": (bool, "biases in linear layers"),
     "bias_qkv": (bool, "biases of queries, keys and values; as bias if not given"),
     "bias_out": (bool, "the bias after attention; as bias if not given"),
-    "scale_embedding": (bool, "embeddings times the square root of dim"),
-    "scale_scores": (bool, "attention scores divided by the square root of the width of a head"),
-    "token_types": (int, "kinds of token embeddings beside the token's own (BERT's sentences A and B)"),
+    "scale_embedding": (bool, "multiply embeddings by the square root of dim"),
+    "scale_scores": (bool, "divide attention scores by the square root of the width of a head"),
+    "token_types": (int, "number of token types with an embedding of their own (BERT's sentences A and B)"),
 }
 
 

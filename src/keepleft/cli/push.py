@@ -24,17 +24,17 @@ def push_model(
 
     Args:
         model: a model directory or a GGUF file
-        repo: the repository, OWNER/NAME; it is made if it is not there
-        private: make the repository private; one that is there and public is refused
+        repo: the repository, OWNER/NAME; it is created if it does not exist
+        private: make the repository private; an existing public one is refused
         license: the licence, as the hub names it: apache-2.0, mit, cc-by-4.0, …
-        language: the languages, as ISO codes with commas; if not given, those that the data files name
-            (a.en, a.fr)
+        language: the languages, as ISO codes separated by commas; if not given, those that the data files
+            name (a.en, a.fr)
         card: a file to use as the card; if not given, the README.md in the model directory if it was edited,
             or else one that is made from the run: data, recipe, metrics, audit, licence, how to use it
         revision: the branch to push to; main if not given
         message: the commit message
         dry_run: write the card and list the files, without a network
-        no_audit: do not audit the weights before; a model that leaks is not pushed otherwise
+        no_audit: skip the audit of the weights; without this, a model that leaks is not pushed
     """
     from keepleft.cli.paths import model_path
     from keepleft.runs.audit_verdict import AuditVerdict, audit_quickly

@@ -34,13 +34,13 @@ This page is generated from the program: `python -m keepleft.cli.reference_page 
 """
 GENERATION_INTRODUCTION = """\
 Their names are those of Hugging Face's `GenerationConfig`. What is not given is taken from the model; if the
-model says nothing, decoding is greedy."""
+model sets nothing, decoding is greedy."""
 YAML_INTRODUCTION = """\
 ## YAML keys
 
-`keepleft train --config job.yaml` reads options from a file; options on the command line win. A key is the
-name of an option with underscores, and a part after a dot is a key one level deeper: `--recipe.save-every`
-is `save_every` below `recipe`.
+`keepleft train --config job.yaml` reads options from a file; options on the command line take precedence. A
+key is the name of an option with underscores, and a part after a dot is a key one level deeper:
+`--recipe.save-every` is `save_every` below `recipe`.
 
 ```yaml
 task: translate
@@ -52,7 +52,7 @@ tokenizer: {kind: bpe, size: 8000}
 recipe: {steps: 2000, lr: 1.0e-3}
 ```
 
-`train` and `valid` are the name of a file, or keys, or a list of such groups of keys. A run stores the keys
+`train` and `valid` take the name of a file, or keys, or a list of such groups of keys. A run stores the keys
 that differ from their defaults in its `config.yaml`; `keepleft train --print-config` prints all of them.
 """
 
@@ -114,6 +114,8 @@ def _yaml_tables(command: Command) -> list[str]:
         if section != "valid":  # the same as train
             has_parts = any(other.key.startswith(f"{option.key}.") for other in options)
             text = option.summary if has_parts else option.help
+            if option.takes == "a YAML file":  # in the file itself, the parts stand below the key
+                text = option.group.lower()
             text = re.sub(r"--[a-z][\w.-]*\w", lambda match: keys.get(match[0], match[0]), text)
             option = option._replace(help=text, takes="keys, see below" if has_parts else option.takes)
             sections.setdefault(section, []).append((f"`{name}`", option))

@@ -60,10 +60,10 @@ def serve(
         port: the port to listen on; 0 takes a free one. It is printed to stderr
         api_key: the key that clients must send (Authorization: Bearer KEY). The environment variable
             KEEPLEFT_API_KEY does the same without showing up in the process list
-        api_key_file: a file with a key in each line. A key may have a name for logs and metrics and a share
+        api_key_file: a file with a key on each line. A key may have a name for logs and metrics and a share
             of the server (KEY name=team-a weight=2); nothing is shared between clients with different keys
         operator_key: the key that may see all metrics, and the page's view of the server; the environment
-            variable KEEPLEFT_OPERATOR_KEY or `operator` behind a key in the file does the same
+            variable KEEPLEFT_OPERATOR_KEY or `operator` after a key in the file does the same
         served_model_name: the name of the model in the API. If not given, NAME for runs/NAME/model, and
             the name of the directory or file for any other
         max_model_len: the most tokens of prompt and output together

@@ -34,7 +34,7 @@ def show(
             Without a text, an example
         html: the file to write
         source: the source text of an encoder-decoder. The model generates the target if no text is given
-        views: some of attention, decoding, masks, leaks, training, with commas between. All if not given
+        views: some of attention, decoding, masks, leaks, training, separated by commas. All if not given
         runs: a folder of run directories, for the training view
         compare: the folder that `keepleft compare` wrote
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same

@@ -10,7 +10,7 @@ from keepleft.decoding.generation_config import SUMMARY_DEFAULTS, GenerationConf
 def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
     """Summarise texts with an encoder-decoder.
 
-    If nothing else is said, a summary has at most half as many tokens as its text.
+    By default, a summary has at most about half as many tokens as its text.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts

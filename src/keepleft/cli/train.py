@@ -65,15 +65,15 @@ def train_model(
             one, a name on the hub
         revision: the branch, tag or commit of --init-from on the hub; NAME@REVISION does the same. The run
             records the commit, and resumes from it
-        preset: the published model whose design it has: gpt2, llama3, t5, marian, bert, …
+        preset: the published model whose design to use: gpt2, llama3, t5, marian, bert, …
         design: fields of the model's design. Usually one by one: --design.dim 256 --design.layers 4
         tokenizer: tokenizer
         batch: batches
         recipe: optimizer, schedule and checkpoints
         lora: train LoRA matrices of this rank and merge them at the end; 0: train all weights
-        average_last: save the average of this many last checkpoints; 0: save the best checkpoint
-        minutes: fit the run into this time: a few steps are measured, and as many are chosen as fit, with
-            the schedule of that many. The plan says how many; --recipe.steps repeats the run
+        average_last: save the average of this many of the last checkpoints; 0: save the best checkpoint
+        minutes: fit the run into this time: a few steps are timed, and the number of steps and the schedule
+            are chosen to fit. The plan gives that number; --recipe.steps with it repeats the run
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; a GPU is used if there is one
         track: trackers to send the metrics to, besides metrics.jsonl: tensorboard, wandb, mlflow, trackio;

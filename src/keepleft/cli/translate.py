@@ -27,12 +27,12 @@ def translate(
 ) -> int:
     """Translate texts, with the translator that comes with keepleft or your own model.
 
-    The one that comes with it knows English, French, German and Hindi.
+    The translator that comes with keepleft knows English, French, German and Hindi.
 
     Args:
         inputs: texts, after the model if it is your own (a folder, or a name on the hub)
         to: the language to write: fr, de, hi or en. A text is translated sentence by sentence
-        tag: the language tag of a multilingual model, a token such as '<2fr>'; --to fr stands for it
+        tag: the language tag of a multilingual model, a token such as '<2fr>'; --to fr sets it for you
         alignments: print which source token each token attends to most, as pairs i-j
     """
     if to is not None and tag is not None:

@@ -87,19 +87,19 @@ class GenerationConfig:
         "maximum number of tokens, the prompt included; max_new_tokens takes precedence", at_least(0)
     )
     max_length_factor: float | None = option(
-        "encoder-decoders, where neither is given: at most so many tokens for each of the source, and ten; 2 "
+        "encoder-decoders, if neither is given: at most this many tokens per source token, plus ten; 2 "
         "if not given",
         POSITIVE,
         http=HTTPField(le=100),
     )
     min_new_tokens: int | None = option(
-        "no end-of-sequence token before so many new tokens", at_least(0), http=HTTP_COUNT
+        "no end-of-sequence token before this many new tokens", at_least(0), http=HTTP_COUNT
     )
     min_length: int | None = option(
-        "no end-of-sequence token before so many tokens, the prompt included", at_least(0)
+        "no end-of-sequence token before this many tokens, the prompt included", at_least(0)
     )
     max_time: float | None = option(
-        "stop after so many seconds, when the token being generated is finished",
+        "stop after this many seconds, when the token being generated is finished",
         POSITIVE,
         http=HTTPField(le=86_400),
     )
@@ -108,7 +108,7 @@ class GenerationConfig:
     )
     # strategy
     do_sample: bool | None = option("sample tokens by their probability", http=HTTP)
-    num_beams: int | None = option("beam search with so many beams", at_least(1), http=HTTP_FEW)
+    num_beams: int | None = option("beam search with this many beams", at_least(1), http=HTTP_FEW)
     num_beam_groups: int | None = option(
         "groups of beams that avoid one another's tokens", at_least(1), http=HTTP_FEW
     )
@@ -202,7 +202,7 @@ class GenerationConfig:
         "the last token at the length limit, forced", http=HTTP
     )
     exponential_decay_length_penalty: tuple[int, float] | None = option(
-        "[start, factor]: from so many tokens on, the end becomes more likely"
+        "[start, factor]: after this many tokens, the end becomes more and more likely"
     )
     remove_invalid_values: bool | None = option("replace NaN and infinite logits")
     renormalize_logits: bool | None = option("normalise again after all processors", http=HTTP)
@@ -216,12 +216,12 @@ class GenerationConfig:
     # results
     num_return_sequences: int | None = option("completions for each prompt", at_least(1))
     # speculative decoding
-    prompt_lookup_num_tokens: int | None = option("draft so many tokens by prompt lookup", at_least(1))
+    prompt_lookup_num_tokens: int | None = option("draft this many tokens by prompt lookup", at_least(1))
     max_matching_ngram_size: int | None = option("longest n-gram looked up in the prompt", at_least(1))
-    num_assistant_tokens: int | None = option("draft so many tokens with the draft model", at_least(1))
+    num_assistant_tokens: int | None = option("draft this many tokens with the draft model", at_least(1))
     # KV cache
     cache_implementation: str | None = option("dynamic, static, ring, quantized or offloaded")
-    prefill_chunk_size: int | None = option("prefill the prompt in chunks of so many tokens", at_least(1))
+    prefill_chunk_size: int | None = option("prefill the prompt in chunks of this many tokens", at_least(1))
     deterministic: bool | None = option(
         "decode each prompt alone, so that logits are the same bit for bit in any batch"
     )

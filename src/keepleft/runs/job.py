@@ -65,10 +65,10 @@ class BatchConfig:
     """How texts become batches.
 
     Args:
-        tokens: tokens in a step, on all devices together. Padding counts, and of pairs the longer side;
+        tokens: tokens in a step, on all devices together. Padding counts; of a pair, the longer side counts;
             chosen by size if not given
         micro_tokens: tokens in a micro-batch, one pass of one device; the gradients of several are
-            accumulated to a step; if not given, a step is one pass
+            accumulated into a step; if not given, a step is one pass
         max_length: the most tokens of a text; longer ones are left out (translate), truncated (summarize,
             classify) or split (all other tasks)
         pack: sequence packing: put several texts into a row, masked from each other, instead of padding

@@ -32,8 +32,8 @@ class Recipe:
         steps: optimizer steps
         lr: the peak learning rate
         warmup: steps of linear warm-up to the peak
-        schedule: what follows the warm-up; inverse_sqrt is the one of 2017, stable_decay stays at the peak
-            and falls at the end
+        schedule: what follows the warm-up; inverse_sqrt is that of the 2017 Transformer, stable_decay
+            stays at the peak and falls at the end
         min_lr_ratio: the last learning rate, as a fraction of the peak (cosine, linear, stable_decay)
         decay: the fraction of the steps in which stable_decay falls
         optimizer: adamw, or muon (for the matrices inside the layers; adamw for the rest)
@@ -42,22 +42,22 @@ class Recipe:
         max_grad_norm: gradient clipping: the largest norm of all gradients together; 0: no clipping
         label_smoothing: the probability of each target that is spread over the vocabulary
         r_drop: R-Drop: every batch goes through the model twice, and passes that differ by dropout are pulled
-            together with this weight (5 suits small translation data); a step takes twice as long; 0: no
+            together with this weight (5 suits small translation data); a step takes twice as long; 0: off
         ema_decay: keep an exponential moving average (EMA) of the weights with this decay (0.999), and
             evaluate and save that; 0: none
         precision: data type of the matrix products; auto is bfloat16 on a GPU that supports it, float32
             elsewhere
         activation_checkpointing: recompute the activations of each layer in the backward pass: less memory, a
             third more time
-        compile: compile the model with torch.compile; if not given, where it pays
+        compile: compile the model with torch.compile; if not given, where it pays off
         cuda_graph: capture a step as a CUDA graph and replay it (one GPU, batches of one shape); if not
-            given, where it can be done
+            given, where possible
         log_every: steps between reports
         eval_every: steps between evaluations. In Python, only at the end if not given
         save_every: steps between checkpoints. In Python, only at the end if not given
         save_minutes: minutes after which a checkpoint is saved between those of save_every, so that a crash
-            loses no more; it replaces the one before, and influences no result; 0: none
-        keep_checkpoints: how many of the latest checkpoints to keep; the best one is kept besides
+            loses no more; it replaces the previous one, and influences no result; 0: none
+        keep_checkpoints: how many of the latest checkpoints to keep; the best one is kept as well
         metric: the metric that the best checkpoint is chosen by
         patience: early stopping after this many evaluations without a better one; if not given, never
         seed: the seed of dropout, of the order of the data and of new weights

@@ -34,7 +34,7 @@ class Limits:
         tokens: entries of logit_bias and of token lists (suppress_tokens, bad_words_ids, …), and their rows
         messages: messages of one chat
         grammar: characters of a regular expression, a JSON schema or a grammar
-        grammar_seconds: seconds to compile it
+        grammar_seconds: seconds to compile a grammar
         template_seconds: seconds to render a chat template
         tokenize_seconds: seconds to encode texts with a tokenizer that may take long
         inputs: texts in one request to embeddings, classify, score or translate
@@ -42,8 +42,8 @@ class Limits:
         user: characters of the field user
         seconds: seconds for a request from start to end
         requests: prompts of one API key in flight; more get 429
-        texts: texts of one API key in flight that nothing is generated for (embeddings, labels, scores)
-        questions: questions of the explorer and attention maps of one API key that wait; more get 429
+        texts: texts of one API key in flight that need no generation (embeddings, labels, scores)
+        questions: explorer questions and attention maps of one API key that wait; more get 429
         connections: open connections; more get 503
         connections_per_address: open connections from one address (IPv6: one /64 network); more get 503
         header_seconds: seconds for a client to send its headers
