@@ -32,6 +32,7 @@ from keepleft.data.fast_encode import encoder
 from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.generate import completions
 from keepleft.models.transformer import Model
+from keepleft.pipelines.number_notation import convert_number
 from keepleft.pipelines.placeholders import PLACEHOLDERS, ProtectedText, is_complete, protect
 
 if TYPE_CHECKING:
@@ -93,11 +94,17 @@ def load_teacher(folders: list[Path], device: str) -> tuple[Model, Tokenizer]:
 
 
 def translate_shard(
-    model: Model, tokenizer: Tokenizer, references: References, to: str, out: Path, batch_size: int
+    model: Model,
+    tokenizer: Tokenizer,
+    references: References,
+    direction: tuple[str, str],
+    out: Path,
+    batch_size: int,
 ) -> None:
     """Translate the sentences and write the pairs that are kept."""
     start, end = special_tokens(tokenizer).require("start", "end")
-    protected = {protect(source): source for source in references}
+    language, to = direction
+    protected = {protect(source, language): source for source in references}
     sources = list(protected)
     encode = encoder(tokenizer, np.dtype(np.int64), prefix=[tokenizer.token_to_id(f"<2{to}>")], suffix=[end])
     rows = [np.frombuffer(row, np.int64).tolist() for row in encode([source.text for source in sources])]
@@ -118,16 +125,16 @@ def translate_shard(
         texts = [text for text in texts if is_complete(source, text) and is_plausible(source.text, text)]
         if not texts:
             continue
-        expected = [_with_placeholders(reference, source) for reference in references[protected[source]]]
+        expected = [_with_placeholders(reference, source, to) for reference in references[protected[source]]]
         best = max(texts, key=lambda text: max((similarity(text, other) for other in expected), default=0.0))
         pairs.append((source.text, best))
     write_pairs(out, pairs)
 
 
-def _with_placeholders(text: str, source: ProtectedText) -> str:
-    """A reference with the placeholders of its source."""
+def _with_placeholders(text: str, source: ProtectedText, language: str) -> str:
+    """A reference in this language with the placeholders of its source."""
     for placeholder, copied in zip(PLACEHOLDERS, source.copied, strict=False):
-        text = text.replace(copied, placeholder)
+        text = text.replace(convert_number(copied, source.language, language), placeholder)
     return text
 
 
@@ -180,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
             items = list(references.items())[: options.limit]
             shard = dict(items[options.shard or 0 :: options.workers])
             path = options.out / f"distilled.{source}-{target}.{options.shard or 0}.part"
-            translate_shard(*loaded[target], shard, target, path, options.batch_size)
+            translate_shard(*loaded[target], shard, (source, target), path, options.batch_size)
     if options.shard is not None:
         return
     for (source, target), references in directions.items():

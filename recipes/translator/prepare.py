@@ -6,8 +6,8 @@ Reads eng-{fra,deu,hin}.{train,dev}.tsv.gz (English, a tab, the other language) 
 both directions, and tokenizer.json, the vocabulary that all models of the recipe share. Added to the pairs as
 they are, from the training files alone:
 
-- numbers and codes that both sides share become placeholders, and so do some names
-- some names become other names, so that names are copied letter by letter
+- numbers, times and codes that both sides share become placeholders, and so do some names
+- some names become other names, also such as look like words, so that names are copied letter by letter
 - some sentences are joined, so that longer texts are known
 - Hindi, of which there is little, is repeated
 """
@@ -23,7 +23,8 @@ from pathlib import Path
 
 from keepleft.data.tokenizer import train_tokenizer
 from keepleft.disk import atomic
-from keepleft.pipelines.placeholders import COPIED, PLACEHOLDERS
+from keepleft.pipelines.number_notation import convert_number
+from keepleft.pipelines.placeholders import PLACEHOLDERS, copied_pattern
 
 Pair = tuple[str, str]
 
@@ -33,8 +34,9 @@ TAGS = ("<2fr>", "<2en>", "<2de>", "<2hi>")
 VOCABULARY_SIZE = 10_000
 JOINED = 0.06  # joined texts, as a fraction of all pairs
 MAX_JOINED_WORDS = 36
-RENAMED = 0.35  # of the pairs with a name that both sides share
+RENAMED = 0.7  # of the pairs with a name that both sides share
 MIN_NAME_COUNT = 3
+MIN_WORD_COUNT = 20
 NAME = re.compile(r"\b[A-Z][a-z]{2,}\b", re.ASCII)
 SYLLABLES = (
     "an ar bel bo bra cha da del el en es fa fi ga gor ha hel i in is ja jo ka ken la li lo ma mi mor na ne "
@@ -63,21 +65,51 @@ def shared_names(pairs: list[Pair]) -> list[str]:
     )
 
 
-def placeholder_pair(pair: Pair, rng: random.Random) -> Pair:
-    """The pair with placeholders for what stands once on each side."""
+def common_words(pairs: list[Pair]) -> list[str]:
+    """Common English words of four to seven letters, to make names of, like Springfield."""
+    counts = Counter(word for english, _ in pairs for word in re.findall(r"\b[a-z]{4,7}\b", english))
+    return sorted(word for word, count in counts.items() if count >= MIN_WORD_COUNT)
+
+
+def placeholder_pair(pair: Pair, language: str, rng: random.Random) -> Pair:
+    """The pair with placeholders for what stands once on each side, numbers as each language writes them."""
     english, other = pair
     characters = iter(rng.sample(PLACEHOLDERS, len(PLACEHOLDERS)))
-    for copied in dict.fromkeys(COPIED.findall(english)):
-        if english.count(copied) == 1 == other.count(copied) and copied in COPIED.findall(other):
-            character = next(characters, None)
-            if character is None:
-                break
-            english, other = english.replace(copied, character), other.replace(copied, character)
+    read, read_other = copied_pattern("en"), copied_pattern(language)
+    copied = [match[0] for match in read.finditer(english)]
+    other_copied = {
+        match[0]: convert_number(match[0], language, "en") for match in read_other.finditer(other)
+    }
+    for part in dict.fromkeys(copied):
+        twins = [text for text, value in other_copied.items() if value == part]
+        if len(twins) != 1 or english.count(part) != 1 or other.count(twins[0]) != 1:
+            continue
+        character = next(characters, None)
+        if character is None:
+            break
+        english, other = english.replace(part, character), other.replace(twins[0], character)
     return english, other
 
 
-def renamed_pair(pair: Pair, names: set[str], name_list: list[str], rng: random.Random) -> Pair | None:
-    """The pair with another name, an invented one or a placeholder, for one that both sides share."""
+class NewNames:
+    """Names to put in place of others: known ones, invented ones, compounds of words, and placeholders."""
+
+    def __init__(self, names: list[str], words: list[str], rng: random.Random) -> None:
+        self.names, self.words, self.rng = names, words, rng
+
+    def draw(self) -> str:
+        kind = self.rng.random()
+        if kind < 0.25:
+            return self.rng.choice(self.names)
+        if kind < 0.5:
+            return "".join(self.rng.choices(SYLLABLES, k=self.rng.randint(2, 4))).capitalize()
+        if kind < 0.75 and self.words:
+            return "".join(self.rng.sample(self.words, min(2, len(self.words)))).capitalize()
+        return self.rng.choice(PLACEHOLDERS)
+
+
+def renamed_pair(pair: Pair, names: set[str], new_names: NewNames, rng: random.Random) -> Pair | None:
+    """The pair with another name for one that both sides share."""
     english, other = pair
     candidates = [
         name
@@ -86,14 +118,7 @@ def renamed_pair(pair: Pair, names: set[str], name_list: list[str], rng: random.
     ]
     if not candidates:
         return None
-    draw = rng.random()
-    if draw < 0.4:
-        new_name = rng.choice(name_list)
-    elif draw < 0.75:
-        new_name = "".join(rng.choices(SYLLABLES, k=rng.randint(2, 4))).capitalize()
-    else:
-        new_name = rng.choice(PLACEHOLDERS)
-    name = rng.choice(candidates)
+    name, new_name = rng.choice(candidates), new_names.draw()
     return re.sub(rf"\b{name}\b", new_name, english), re.sub(rf"\b{name}\b", new_name, other)
 
 
@@ -111,10 +136,15 @@ def joined_pairs(pairs: list[Pair], count: int, rng: random.Random) -> list[Pair
 def augment(pairs: list[Pair], language: str, rng: random.Random) -> list[Pair]:
     """The pairs and what is made from them, in random order."""
     names = shared_names(pairs)
-    plain = [placeholder_pair(pair, rng) for pair in pairs]
+    new_names = NewNames(names, common_words(pairs), rng)
+    plain = [placeholder_pair(pair, language, rng) for pair in pairs]
+    known_names = set(names)
     out = plain * REPEATS[language]
     for pair in plain:
-        if rng.random() < RENAMED and (renamed := renamed_pair(pair, set(names), names, rng)) is not None:
+        if (
+            rng.random() < RENAMED
+            and (renamed := renamed_pair(pair, known_names, new_names, rng)) is not None
+        ):
             out.append(renamed)
     out += joined_pairs(plain, round(JOINED * len(out)), rng)
     rng.shuffle(out)
@@ -140,7 +170,10 @@ def main(argv: list[str] | None = None) -> None:
         pairs = augment(read_pairs(options.tatoeba / f"eng-{code}.train.tsv.gz"), language, rng)
         write_pairs(options.out / f"{language}.tsv", pairs)
         texts += [text for pair in pairs for text in pair]
-        dev = [placeholder_pair(pair, rng) for pair in read_pairs(options.tatoeba / f"eng-{code}.dev.tsv.gz")]
+        dev = [
+            placeholder_pair(pair, language, rng)
+            for pair in read_pairs(options.tatoeba / f"eng-{code}.dev.tsv.gz")
+        ]
         write_pairs(options.out / f"{language}.dev.tsv", dev)
         print(f"{language}: {len(pairs):,} pairs, {len(dev):,} for validation")
     tokenizer = train_tokenizer("bpe", texts, options.vocabulary_size, extra_special_tokens=TAGS)

@@ -14,9 +14,15 @@ from keepleft.pipelines.placeholders import PLACEHOLDERS, is_complete, protect, 
     [
         ("See https://example.org/a?b=1, please.", ("https://example.org/a?b=1",)),
         ("Mail tom.smith@mail.example.org!", ("tom.smith@mail.example.org",)),
-        ("It costs 10,000 dollars at 10:30 on page 42.", ("42",)),
+        ("It costs 10,000 dollars at 10:30 on page 42.", ("10,000", "10:30", "42")),
         ("The A380 has 4 engines, since the 21st of May 2013.", ("A380", "2013")),
-        ("I'm 30% sure, as in the 1990s.", ()),
+        ("I'm 30% sure, as in the 1990s.", ("30%",)),
+        ("It was -12.5 degrees, and $5.", ("-12.5", "$5")),
+        (
+            "From 12/05/2020 to 2020-06-01, 10-18 h, version 1.2.3.",
+            ("12/05/2020", "2020-06-01", "10-18", "1.2.3"),
+        ),
+        ("Call +49 30 1234567, the 21st of May has 5 of 10km.", ("+49 30 1234567",)),
         ("room 101 and room 102, not room 101", ("101", "102")),
         ("Go to example.com/path now. @tom #ai", ("example.com/path", "@tom", "#ai")),
         ("मेरा नंबर 12345 है।", ("12345",)),
@@ -26,6 +32,20 @@ from keepleft.pipelines.placeholders import PLACEHOLDERS, is_complete, protect, 
 )
 def test_addresses_numbers_and_codes_are_copied(text, copied):
     assert protect(text).copied == copied
+
+
+@pytest.mark.parametrize(
+    ("text", "copied"),
+    [
+        ("Das kostet 1.250,50 € um 18.30 Uhr, also 3,5 %.", ("1.250,50 €", "18.30", "3,5 %")),
+        (
+            "Il a 10 000 euros à 18 h 45 ou 18h50, le 24.12.2020.",
+            ("10 000", "18 h 45", "18h50", "24.12.2020"),
+        ),
+    ],
+)
+def test_numbers_are_read_as_their_language_writes_them(text, copied):
+    assert protect(text, "de").copied == protect(text, "fr").copied == copied
 
 
 @given(st.text() | st.from_regex(r"([a-z]+ |\d{2,5} |www\.[a-z]+\.org ){1,6}", fullmatch=True))
@@ -43,3 +63,9 @@ def test_a_placeholder_that_is_lost_or_made_up_is_noticed():
     assert not is_complete(protected, "la page")
     assert not is_complete(protected, f"la page {PLACEHOLDERS[0]} {PLACEHOLDERS[1]}")
     assert restore(protected, f"la page {PLACEHOLDERS[0]}{PLACEHOLDERS[1]}") == "la page 42"
+
+
+def test_numbers_come_back_as_the_other_language_writes_them():
+    protected = protect("$1,250.50 at 6:05")
+    assert restore(protected, protected.text, "fr") == "1 250,50 $ at 6 h 05"
+    assert restore(protected, protected.text, "de") == "1.250,50 $ at 6:05"

@@ -125,3 +125,18 @@ def test_languages_are_the_tags_of_the_tokenizer():
     plain = ShoutingGenerator(train_tokenizer("bpe", ["a b"] * 9, 300))
     with pytest.raises(ValueError, match="it has no language tags, so leave --to out"):
         Translator(plain, "fr")
+
+
+def test_a_text_in_a_language_that_the_model_cannot_read_gets_a_note():
+    translator = Translator(ShoutingGenerator(), "fr", pivot="en")
+    with pytest.warns(UserWarning, match=r"looks like German, and this model .*English only.*--to en first"):
+        translator.generate(["Wo ist der Bahnhof?"], GenerationConfig())
+    with pytest.warns(UserWarning, match="looks like French, and that is the language to write"):
+        translator.generate(["Elle est dans la ville."], GenerationConfig())
+
+
+@pytest.mark.parametrize("text", ["Where is the station?", "Tom", ""])
+def test_other_texts_get_none(text, recwarn):
+    Translator(ShoutingGenerator(), "fr", pivot="en").generate([text], GenerationConfig())
+    Translator(ShoutingGenerator(), "fr").generate(["Wo ist der Bahnhof?"], GenerationConfig())
+    assert not recwarn.list

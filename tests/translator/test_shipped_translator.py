@@ -63,11 +63,25 @@ def test_numbers_names_and_addresses_survive(generator):
         "See https://example.org/a?b=1 for more.",
         "Zaphod lives in Berlin.",
         "The meeting is in room B12.",
+        "The train leaves at 18:45 on platform 12.",
     ]
-    copied = ["anna.maier@example.org 0123456", "https://example.org/a?b=1", "Zaphod Berlin", "B12"]
+    copied = [
+        "anna.maier@example.org 0123456",
+        "https://example.org/a?b=1",
+        "Zaphod Berlin",
+        "B12",
+        "18 45 12",
+    ]
     for to in ("fr", "de"):
         for text, names in zip(translate(generator, to, texts), copied, strict=True):
             assert all(name in text for name in names.split()), text
+
+
+def test_numbers_are_written_as_the_language_does(generator):
+    (french,) = translate(generator, "fr", ["It costs 1,250.50 dollars."])
+    assert "1 250,50" in french
+    (english,) = translate(generator, "en", ["Das kostet 1.250,50 Euro."])
+    assert "1,250.50" in english
 
 
 def test_a_letter_keeps_its_lines_and_blank_lines(generator):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from keepleft.pipelines.translator import Translator
 
 SHIPPED_TRANSLATOR = "translator"  # its name among the installed weights
+SHIPPED_PIVOT = "en"  # it translates to and from English
 
 
 def translate(
@@ -38,13 +39,16 @@ def translate(
     if to is not None and tag is not None:
         raise ValueError(f"--to {to} and --tag {tag} were given: they say the same, so give one of them")
     model, texts = text_io.split_model_and_texts(inputs, require_model=to is None, file=flags.input)
+    is_shipped = model is None or model == SHIPPED_TRANSLATOR
     if model is None:
         model = shipped_translator()
 
     def with_language(generator: TextGenerator) -> TextGenerator | Translator:
         from keepleft.pipelines.translator import Translator
 
-        return replace(generator, tag=tag) if to is None else Translator(generator, to)
+        if to is None:
+            return replace(generator, tag=tag)
+        return Translator(generator, to, pivot=SHIPPED_PIVOT if is_shipped else None)
 
     return generate_texts(model, texts, options, flags, prepare=with_language, alignments=alignments)
 

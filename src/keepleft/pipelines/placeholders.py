@@ -1,38 +1,47 @@
 """Placeholders for what a translation copies: addresses on the web, e-mail addresses, numbers, codes.
 
 A translator that was trained with placeholders sees one character instead of each, and puts it where it
-belongs. The characters are of Unicode's private use area, so no text has them for another reason.
+belongs. The characters are of Unicode's private use area, so no text has them for another reason. Numbers,
+amounts and times come back as the other language writes them.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
+
+from keepleft.pipelines.number_notation import ENGLISH, NOTATIONS, convert_number
 
 PLACEHOLDERS = "\ue000\ue001\ue002\ue003"
 _PLACEHOLDER = re.compile(f"[{PLACEHOLDERS}]")
-COPIED = re.compile(
-    r"""
-    (?:https?://|www\.)[^\s<>"]*[^\s<>"'.,;:!?)\]»”“]   # an address on the web, not the full stop behind it
-  | [\w.+-]+@[\w-]+(?:\.[\w-]+)+                       # an e-mail address
-  | (?<![\w@#/])[@\#]\w+                                # a handle or a hashtag
-  | \b(?:[a-z0-9-]+\.)+(?:com|org|net|edu|io|fr|de|in)\b(?:/\S*[^\s.,;:!?])?   # a host name
-  | \b[A-Za-z][A-Za-z_-]*\d[A-Za-z0-9_-]*\b               # a code: A380
-  | (?<![\w.,:/-])\d{2,}(?![\w%°€$£/-]|[.,:]\d)         # a number of two digits or more; not 10,000 or 10:30
-    """,
-    re.VERBOSE | re.ASCII,
+_NAMES_AND_CODES = (
+    r"""(?:https?://|www\.)[^\s<>"]*[^\s<>"'.,;:!?)\]»”“]""",  # an address on the web
+    r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",  # an e-mail address
+    r"(?<![\w@#/])[@\#]\w+",  # a handle or a hashtag
+    r"\b(?:[a-z0-9-]+\.)+(?:com|org|net|edu|io|fr|de|in)\b(?:/\S*[^\s.,;:!?])?",  # a host name
+    r"\b[A-Za-z][A-Za-z_-]*\d[A-Za-z0-9_-]*\b",  # a code: A380
+    r"(?<![\w+])\+\d[\d -]{5,}\d\b",  # a telephone number
 )
 
 
 class ProtectedText(NamedTuple):
     text: str  # with placeholders
-    copied: tuple[str, ...]  # what each stands for, in the order of PLACEHOLDERS
+    copied: tuple[str, ...] = ()  # what each stands for, in the order of PLACEHOLDERS
+    language: str = "en"
 
 
-def protect(text: str) -> ProtectedText:
+@cache
+def copied_pattern(language: str) -> re.Pattern[str]:
+    """What matches a part of a text in this language that a translation copies."""
+    numbers = NOTATIONS.get(language, ENGLISH).pattern
+    return re.compile("|".join((*_NAMES_AND_CODES, numbers)), re.ASCII)
+
+
+def protect(text: str, language: str = "en") -> ProtectedText:
     """The text with placeholders; what does not fit into the few that there are stays as it is."""
     if _PLACEHOLDER.search(text):
-        return ProtectedText(text, ())
+        return ProtectedText(text)
     copied: list[str] = []
 
     def replace(match: re.Match[str]) -> str:
@@ -43,7 +52,7 @@ def protect(text: str) -> ProtectedText:
         copied.append(match[0])
         return PLACEHOLDERS[len(copied) - 1]
 
-    return ProtectedText(COPIED.sub(replace, text), tuple(copied))
+    return ProtectedText(copied_pattern(language).sub(replace, text), tuple(copied), language)
 
 
 def is_complete(source: ProtectedText, translation: str) -> bool:
@@ -51,7 +60,11 @@ def is_complete(source: ProtectedText, translation: str) -> bool:
     return sorted(_PLACEHOLDER.findall(source.text)) == sorted(_PLACEHOLDER.findall(translation))
 
 
-def restore(source: ProtectedText, translation: str) -> str:
-    """The translation with what the placeholders of the source stand for; others are removed."""
-    values = dict(zip(PLACEHOLDERS, source.copied, strict=False))
+def restore(source: ProtectedText, translation: str, language: str | None = None) -> str:
+    """The translation into a language with what the placeholders stand for; others are removed.
+
+    Without a language, everything comes back as it was in the source.
+    """
+    copied = [convert_number(part, source.language, language or source.language) for part in source.copied]
+    values = dict(zip(PLACEHOLDERS, copied, strict=False))
     return _PLACEHOLDER.sub(lambda match: values.get(match[0], ""), translation)

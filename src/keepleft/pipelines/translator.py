@@ -7,6 +7,7 @@ between them stay. What is to be copied is protected by placeholders, if the mod
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.disk.encode_text import encode_text
+from keepleft.pipelines.language_guess import guess_language
 from keepleft.pipelines.placeholders import PLACEHOLDERS, ProtectedText, is_complete, protect, restore
 from keepleft.pipelines.sentence_splitter import Sentence, split_clauses, split_sentences
 from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
@@ -77,10 +79,11 @@ def _parts(clause: Sentence) -> list[TextPart]:
 class Translator:
     """A text generator that writes one language: `to` is its code, such as fr.
 
-    Raises ValueError if the model does not write that language.
+    `pivot` is the language that a model translates to and from, if it knows no pair without it: texts in
+    others get a warning. Raises ValueError if the model does not write that language.
     """
 
-    def __init__(self, generator: TextGenerator, to: str) -> None:
+    def __init__(self, generator: TextGenerator, to: str, *, pivot: str | None = None) -> None:
         languages = target_languages(generator.input_tokenizer)
         if to.lower() not in languages:
             known = ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in languages)
@@ -88,6 +91,8 @@ class Translator:
                 f"this model does not write {to!r}: "
                 + (f"there are {known}" if known else "it has no language tags, so leave --to out")
             )
+        self.to = to.lower()
+        self.pivot = pivot
         self.generator = replace(generator, tag=languages[to.lower()])
         self.uses_placeholders = knows_placeholders(generator.input_tokenizer)
 
@@ -106,6 +111,8 @@ class Translator:
         `details` are those of `TextGenerator.generate`. Where they, or several translations, are asked for, a
         text is translated as a whole and not sentence by sentence.
         """
+        if self.pivot is not None:
+            self._warn_of_unknown_pairs(texts)
         whole = options.num_sequences > 1 or any(value for value in details.values())
         rounds = self.rounds(texts, _join, whole=whole)
         try:
@@ -130,12 +137,12 @@ class Translator:
         out = (yield [source.text for source in sources]) if sources else []
         retried = [n for n, source in enumerate(sources) if not is_complete(source, out[n][0].text)]
         if retried:
-            plain = [ProtectedText(restore(sources[n], sources[n].text), ()) for n in retried]
+            plain = [ProtectedText(restore(sources[n], sources[n].text)) for n in retried]
             results = yield [source.text for source in plain]
             for n, source, candidates in zip(retried, plain, results, strict=True):
                 sources[n], out[n] = source, candidates
         translations = {
-            sentence: [replace(result, text=restore(source, result.text)) for result in candidates]
+            sentence: [replace(result, text=restore(source, result.text, self.to)) for result in candidates]
             for sentence, source, candidates in zip(sentences, sources, out, strict=True)
         }
         return [
@@ -156,7 +163,26 @@ class Translator:
     def protect(self, sentence: str) -> ProtectedText:
         """The sentence as the model wants it."""
         text = sentence.translate(_CHARACTERS)
-        return protect(text) if self.uses_placeholders else ProtectedText(text, ())
+        return protect(text, self._source_language(text)) if self.uses_placeholders else ProtectedText(text)
+
+    def _source_language(self, text: str) -> str:
+        """The language whose numbers a text has: German and French ones are read alike."""
+        return guess_language(text) or ("de" if self.to == "en" else "en")
+
+    def _warn_of_unknown_pairs(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            language = guess_language(text)
+            if language is None or (language != self.to and self.pivot in (language, self.to)):
+                continue
+            name, pivot = LANGUAGE_NAMES[language], LANGUAGE_NAMES[str(self.pivot)]
+            problem = (
+                "that is the language to write"
+                if language == self.to
+                else f"this model translates to and from {pivot} only: translate --to {self.pivot} first, "
+                f"and the result --to {self.to}"
+            )
+            warnings.warn(f"{text[:40]!r} looks like {name}, and {problem}", stacklevel=3)
+            return
 
 
 def _join(parts: Sequence[GenerationResult | str]) -> GenerationResult:
