@@ -82,7 +82,7 @@ def test_a_long_sentence_is_cut_into_clauses():
 def test_what_is_to_be_copied_goes_through_as_a_placeholder():
     generator = ShoutingGenerator()
     assert translate(["see example.org, page 42."], generator) == ["SEE example.org, PAGE 42."]
-    assert generator.calls == [[f"see {PLACEHOLDERS[0]}, page {PLACEHOLDERS[1]}."]]
+    assert generator.calls == [[f"See {PLACEHOLDERS[0]}, page {PLACEHOLDERS[1]}."]]
 
 
 def test_a_sentence_that_loses_a_placeholder_is_translated_without():
@@ -100,8 +100,8 @@ def test_a_model_that_never_saw_placeholders_gets_none():
 
 def test_typographic_characters_become_those_of_the_training_texts():
     generator = ShoutingGenerator()
-    translate(["it’s\u00a0here\u200b"], generator)
-    assert generator.calls == [["it's here"]]
+    translate(["It’s\u00a0here.\u200b"], generator)
+    assert generator.calls == [["It's here."]]
 
 
 def test_several_translations_are_of_the_whole_text():
@@ -140,3 +140,9 @@ def test_other_texts_get_none(text, recwarn):
     Translator(ShoutingGenerator(), "fr", pivot="en").generate([text], GenerationConfig())
     Translator(ShoutingGenerator(), "fr").generate(["Wo ist der Bahnhof?"], GenerationConfig())
     assert not recwarn.list
+
+
+def test_fragments_and_capitals_are_given_to_the_model_as_sentences():
+    generator = ShoutingGenerator()
+    assert translate(["the sea\nWHERE IS IT?"], generator) == ["THE SEA\nWHERE IS IT?"]
+    assert generator.calls == [["The sea.", "Where is it?"]]

@@ -17,6 +17,7 @@ from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.disk.encode_text import encode_text
 from keepleft.pipelines.language_guess import guess_language
 from keepleft.pipelines.placeholders import PLACEHOLDERS, ProtectedText, is_complete, protect, restore
+from keepleft.pipelines.sentence_form import SentenceForm, usual_form
 from keepleft.pipelines.sentence_splitter import Sentence, split_clauses, split_sentences
 from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
 
@@ -32,6 +33,24 @@ LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"
 _CHARACTERS = str.maketrans(
     {**dict.fromkeys("\u200b\u00ad\ufeff"), **dict.fromkeys("\u00a0\u202f", " "), "’": "'"}
 )
+
+
+class PreparedSentence(NamedTuple):
+    """A sentence as the model wants it."""
+
+    protected: ProtectedText
+    form: SentenceForm
+
+    @property
+    def text(self) -> str:
+        return self.protected.text
+
+    def restore(self, translation: str, language: str) -> str:
+        """The translation with what was copied, in the form that the sentence had."""
+        return self.form.undo(restore(self.protected, translation, language))
+
+    def without_placeholders(self) -> PreparedSentence:
+        return self._replace(protected=ProtectedText(restore(self.protected, self.text)))
 
 
 class TextPart(NamedTuple):
@@ -133,16 +152,16 @@ class Translator:
         """
         parts = [[TextPart(text, bool(text.strip()))] if whole else split_text(text) for text in texts]
         sentences = list(dict.fromkeys(part.text for row in parts for part in row if part.is_sentence))
-        sources = [self.protect(sentence) for sentence in sentences]
+        sources = [self.prepare(sentence) for sentence in sentences]
         out = (yield [source.text for source in sources]) if sources else []
-        retried = [n for n, source in enumerate(sources) if not is_complete(source, out[n][0].text)]
+        retried = [n for n, source in enumerate(sources) if not is_complete(source.protected, out[n][0].text)]
         if retried:
-            plain = [ProtectedText(restore(sources[n], sources[n].text)) for n in retried]
+            plain = [sources[n].without_placeholders() for n in retried]
             results = yield [source.text for source in plain]
             for n, source, candidates in zip(retried, plain, results, strict=True):
                 sources[n], out[n] = source, candidates
         translations = {
-            sentence: [replace(result, text=restore(source, result.text, self.to)) for result in candidates]
+            sentence: [replace(result, text=source.restore(result.text, self.to)) for result in candidates]
             for sentence, source, candidates in zip(sentences, sources, out, strict=True)
         }
         return [
@@ -160,10 +179,13 @@ class Translator:
     def plot(self, path: Path, text: str, options: GenerationConfig) -> Path:
         return self.generator.plot(path, text, options)
 
-    def protect(self, sentence: str) -> ProtectedText:
+    def prepare(self, sentence: str) -> PreparedSentence:
         """The sentence as the model wants it."""
         text = sentence.translate(_CHARACTERS)
-        return protect(text, self._source_language(text)) if self.uses_placeholders else ProtectedText(text)
+        if not self.uses_placeholders:  # nothing is known about what the model has learned
+            return PreparedSentence(ProtectedText(text), SentenceForm(text))
+        form = usual_form(text)
+        return PreparedSentence(protect(form.text, self._source_language(form.text)), form)
 
     def _source_language(self, text: str) -> str:
         """The language whose numbers a text has: German and French ones are read alike."""

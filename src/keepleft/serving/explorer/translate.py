@@ -39,7 +39,7 @@ def translate(explorer: Explorer, params: Params) -> dict[str, Any]:
             {
                 "source": source,
                 "target": target,
-                "input": f"{translator.generator.tag} {translator.protect(source).text}",
+                "input": f"{translator.generator.tag} {translator.prepare(source).text}",
             }
             for source, target in targets.items()
         ],
