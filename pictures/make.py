@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--tag", default=None, help="the language tag that the model directory wants")
     parser.add_argument("--to", default="fr", help="the language that keepleft's own translator is asked for")
     parser.add_argument(
-        "--sentence", default="The black cat did not see the white dog.", help="what is looked into"
+        "--sentence", default="She has a black cat.", help="what is looked into"
     )
     parser.add_argument("--phrase", default="Where is the station?", help="what the terminal translates")
     arguments = parser.parse_args()
