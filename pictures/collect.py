@@ -119,6 +119,12 @@ def _plot(folder: Path, command: list[str]) -> dict[str, str]:
     return {"command": shown, "output": output, "svg": (folder / "out.svg").read_text("utf-8")}
 
 
+def show(folder: Path, model: str, source: str) -> Path:
+    """The page of the explorer about one source, as a file."""
+    _run(folder, shlex.join(["keepleft", "show", model, "--source", source, "--html", "page.html"]))
+    return folder / "page.html"
+
+
 def _compare(folder: Path) -> dict[str, Any]:
     _run(folder, f"{COMPARE} --out compare", fails=True)
     result = json.loads((folder / "compare" / "compare.json").read_text("utf-8"))
@@ -152,24 +158,9 @@ def _attentions(model_name: str, tag: str | None, sentence: str) -> dict[str, An
     written_words = token_pieces(tokenizer, target, 1)
     visible = mask_table(kl.causal, len(read_words))
     panels = {
-        "self-attention": (
-            "encoder.*.self",
-            source_words,
-            source_words,
-            "reads all of the source",
-        ),
-        "masked self-attention": (
-            "decoder.*.self",
-            written_words,
-            read_words,
-            "sees what is written",
-        ),
-        "cross-attention": (
-            "decoder.*.cross",
-            written_words,
-            source_words,
-            "looks at the source",
-        ),
+        "self-attention": ("encoder.*.self", source_words, source_words, "reads all of the source"),
+        "masked self-attention": ("decoder.*.self", written_words, read_words, "sees what is written"),
+        "cross-attention": ("decoder.*.cross", written_words, source_words, "looks at the source"),
     }
     out = {}
     for name, (pattern, queries, keys, meaning) in panels.items():
