@@ -10,6 +10,23 @@ function labelCells() {
   }
 }
 
+// A wide picture is small on a narrow screen: it is a link to itself, which shows it in full size.
+function linkPictures() {
+  for (const image of document.querySelectorAll('.md-typeset img[src*="pictures/"]')) {
+    if (image.closest("a")) continue;
+    const link = document.createElement("a");
+    link.href = image.src.split("#")[0];
+    link.title = "full size";
+    image.replaceWith(link);
+    link.append(image);
+  }
+}
+
+function preparePage() {
+  labelCells();
+  linkPictures();
+}
+
 // document$ announces each page that instant navigation shows
-if (window.document$) window.document$.subscribe(labelCells);
-else labelCells();
+if (window.document$) window.document$.subscribe(preparePage);
+else preparePage();

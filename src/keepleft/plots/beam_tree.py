@@ -180,7 +180,8 @@ def plot_beam_tree(
     results = [node for node in nodes if node.finished and node.survives]
     for node in sorted(results, key=lambda node: -node.score)[:MAX_ROWS]:
         bottom += 21
-        out.append(svg.text(svg.MARGIN + 56, bottom, f"= {node.score:.3f}", anchor="end", bold=node.best, size=14))
+        score_text = f"= {node.score:.3f}"
+        out.append(svg.text(svg.MARGIN + 56, bottom, score_text, anchor="end", bold=node.best, size=14))
         text = svg.show_invisibles(decode_with_special(tokenizer, [*prefix, *node.tokens]), spaces=False)
         text = svg.truncate(text, width - svg.MARGIN - 110, 14)
         out.append(svg.text(svg.MARGIN + 68, bottom, text, bold=node.best, size=14))

@@ -54,7 +54,8 @@ def as_html(rows: Sequence[ZooRow], about: dict[str, str], *, home: str = "") ->
     order = {LEAK: 0, SKIPPED: 1, CLEAN: 2}
     about_text = ", ".join(f"{name} {value}" for name, value in about.items())
     out = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>",
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width, initial-scale=1'>",
         f"<title>keepleft: the zoo, {escape(about_text)}</title><style>{STYLE}</style>",
         f'<p><a href="{escape(home)}">← back to the documentation</a></p>' if home else "",
         f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, "
