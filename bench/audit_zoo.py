@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--budget", default="standard")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each class")
+    parser.add_argument("--home", default="", help="an address that the page links to: zoo/ in docs/")
     parser.add_argument("--only", nargs="*", metavar="CLASS", help="audit just these classes")
     options = parse_arguments(parser, argv, workers=1, budget="quick", only=["GPT2LMHeadModel"])
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     stem = f"zoo-{transformers.__version__}"
     (options.out / f"{stem}.json").write_text(page.as_json(rows, about), "utf-8")
-    (options.out / f"{stem}.html").write_text(page.as_html(rows, about), "utf-8")
+    (options.out / f"{stem}.html").write_text(page.as_html(rows, about, home=options.home), "utf-8")
     print(f"{len(rows)} classes in {time.monotonic() - started:.0f} s", file=sys.stderr)
     verdicts = [{"class": row.name, "verdict": row.verdict, "why": row.why} for row in rows]
     write_json(options.json, {"about": about, "rows": verdicts})

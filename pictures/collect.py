@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from transformers import FalconConfig, FalconForCausalLM
 config = FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
 tiny = lambda: FalconForCausalLM(config)
 """
+TUTORIAL = Path(__file__).resolve().parents[1] / "docs" / "tutorials" / "audit.md"
 MASK = "kl.causal & kl.window(3) | kl.prefix(1)"
 COMPARE = "keepleft compare --lengths 16"
 DIGITS = 4  # of weights and sizes
@@ -49,10 +51,11 @@ def collect(
         "about": _about(),
         "terminal": [asdict(exchange) for exchange in _terminal(folder, translator(phrase))],
         "attentions": _attentions(model, tag, sentence),
-        "alignment": _plot(folder, translator(sentence)),
+        "alignment": _plot(folder, [*translator(sentence), "--num-beams", "1"]),
         "beam_tree": _plot(folder, [*translator(sentence), "--num-beams", "3", "--n-best", "3"]),
         "loss": _compare(folder),
         "audit": _audit(),
+        "audit_tutorial": _audit_tutorial(folder),
     }
 
 
@@ -116,6 +119,12 @@ def _plot(folder: Path, command: list[str]) -> dict[str, str]:
     return {"command": shown, "output": output, "svg": (folder / "out.svg").read_text("utf-8")}
 
 
+def show(folder: Path, model: str, source: str) -> Path:
+    """The page of the explorer about one source, as a file."""
+    _run(folder, shlex.join(["keepleft", "show", model, "--source", source, "--html", "page.html"]))
+    return folder / "page.html"
+
+
 def _compare(folder: Path) -> dict[str, Any]:
     _run(folder, f"{COMPARE} --out compare", fails=True)
     result = json.loads((folder / "compare" / "compare.json").read_text("utf-8"))
@@ -149,24 +158,9 @@ def _attentions(model_name: str, tag: str | None, sentence: str) -> dict[str, An
     written_words = token_pieces(tokenizer, target, 1)
     visible = mask_table(kl.causal, len(read_words))
     panels = {
-        "self-attention": (
-            "encoder.*.self",
-            source_words,
-            source_words,
-            "the encoder reads all of the source",
-        ),
-        "masked self-attention": (
-            "decoder.*.self",
-            written_words,
-            read_words,
-            "the decoder sees what it has written",
-        ),
-        "cross-attention": (
-            "decoder.*.cross",
-            written_words,
-            source_words,
-            "the decoder looks at the source",
-        ),
+        "self-attention": ("encoder.*.self", source_words, source_words, "reads all of the source"),
+        "masked self-attention": ("decoder.*.self", written_words, read_words, "sees what is written"),
+        "cross-attention": ("decoder.*.cross", written_words, source_words, "looks at the source"),
     }
     out = {}
     for name, (pattern, queries, keys, meaning) in panels.items():
@@ -199,7 +193,22 @@ def _audit() -> dict[str, Any]:
     from keepleft.auditing.zoo.tiny_models import tiny_model
 
     model, example = tiny_model(LEAKY_CLASS)
-    report = json.loads(kl.audit(model, example, budget="quick").json())
+    return _shorten(json.loads(kl.audit(model, example, budget="quick").json()))
+
+
+def _audit_tutorial(folder: Path) -> dict[str, Any]:
+    """The audit of the model that the tutorial plants a leak in, by the command of the tutorial."""
+    page = TUTORIAL.read_text("utf-8")
+    block = re.search(r'^```python title="my_model.py"\n(.*?)^```$', page, re.M | re.S)
+    if block is None:
+        raise ValueError(f"{TUTORIAL.name} has no block with the title my_model.py")
+    (folder / "my_model.py").write_text(block[1], "utf-8")
+    command = "keepleft audit my_model.py:build --budget quick --claim causal --json"
+    return _shorten(json.loads(_run(folder, command, fails=True)))
+
+
+def _shorten(report: dict[str, Any]) -> dict[str, Any]:
+    """What the picture of a report shows, with fewer digits."""
     measured = [[round(size, DIGITS) if size > 1e-3 else size for size in row] for row in report["measured"]]
     findings = [
         {field: finding[field] for field in ("kind", "module", "message", "path", "line")}

@@ -134,8 +134,18 @@ def _loss(facts: Facts) -> tuple[str, str]:
 
 def _audit(facts: Facts) -> tuple[str, str]:
     report = facts["audit"]
+    return _draw_audit(
+        report, f"{report['subject']} of transformers {facts['about']['transformers']}, random weights"
+    )
+
+
+def _audit_tutorial(facts: Facts) -> tuple[str, str]:
+    report = facts["audit_tutorial"]
+    return _draw_audit(report, report["subject"])
+
+
+def _draw_audit(report: Mapping[str, Any], subject: str) -> tuple[str, str]:
     finding = report["findings"][0]
-    subject = f"{report['subject']} of transformers {facts['about']['transformers']}, random weights"
     return (
         as_picture(f"keepleft audit: {subject}", *draw_report(report)),
         f"The report of an audit. {subject}: {finding['kind']} in {finding['module']}. {finding['message']} "
@@ -151,4 +161,5 @@ PICTURES: dict[str, Callable[[Facts], tuple[str, str]]] = {
     "beam-tree": _beam_tree,
     "loss": _loss,
     "audit": _audit,
+    "audit-tutorial": _audit_tutorial,
 }

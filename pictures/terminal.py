@@ -1,6 +1,7 @@
 """An animated terminal as SVG: CSS alone, so that it also plays where a forge shows it as an <img>.
 
-Without animation (a printer, a reader who prefers no motion) it shows the last frame, which has everything.
+It begins with the first command and its output, so that the screen is never blank. Without animation (a
+printer, a reader who prefers no motion) it shows the last frame, which has everything.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ LINE_HEIGHT = 20
 MARGIN = 20
 TITLE_HEIGHT = 38
 SECONDS_PER_LETTER = 0.035
+SECONDS_BEFORE_COMMAND = 0.4
 SECONDS_BEFORE_OUTPUT = 0.5
 SECONDS_PER_LINE = 0.06
 SECONDS_TO_READ = 1.8  # after each output
@@ -91,13 +93,14 @@ def draw_terminal(exchanges: Sequence[Exchange], *, title: str) -> str:
     for n, exchange in enumerate(exchanges):
         if n:
             y += LINE_HEIGHT / 2
-        timeline.now += 0.4
-        elements += _draw_command(exchange.command, y, timeline)
+        elements += _draw_command(exchange.command, y, timeline if n else None)
         y += LINE_HEIGHT
-        timeline.now += SECONDS_BEFORE_OUTPUT
         for line in _wrap(exchange.output):
-            elements.append(f'<g class="{timeline.appear()}">{_draw_line(line, y)}</g>')
-            timeline.now += SECONDS_PER_LINE
+            if n:
+                elements.append(f'<g class="{timeline.appear()}">{_draw_line(line, y)}</g>')
+                timeline.now += SECONDS_PER_LINE
+            else:
+                elements.append(_draw_line(line, y))
             y += LINE_HEIGHT
         timeline.now += SECONDS_TO_READ
     timeline.now += SECONDS_AT_END
@@ -128,18 +131,27 @@ def draw_terminal(exchanges: Sequence[Exchange], *, title: str) -> str:
     )
 
 
-def _draw_command(command: str, y: float, timeline: Timeline) -> list[str]:
-    """The command behind a prompt, and a cover in the colour of the screen that moves away as it is typed."""
+def _draw_command(command: str, y: float, timeline: Timeline | None) -> list[str]:
+    """The command behind a prompt, and a cover in the colour of the screen that moves away as it is typed.
+
+    Without a timeline the command stands there from the beginning.
+    """
     left = MARGIN + len(PROMPT) * LETTER_WIDTH
     top = y - FONT_SIZE
     prompt = _draw_text(MARGIN, y, "$", GREEN, bold=True)
-    line = f'<g class="{timeline.appear()}">{prompt}{_draw_text(left, y, command, svg.INK, bold=True)}</g>'
+    typed = prompt + _draw_text(left, y, command, svg.INK, bold=True)
+    if timeline is None:
+        return [typed]
+    timeline.now += SECONDS_BEFORE_COMMAND
+    line = f'<g class="{timeline.appear()}">{typed}</g>'
     cover = (
         f'<rect x="{left:.1f}" y="{top:g}" width="{COLUMNS * LETTER_WIDTH:.0f}" height="{LINE_HEIGHT}" '
         f'fill="{PANEL}"/>'
         f'<rect x="{left:.1f}" y="{top + 1:g}" width="{LETTER_WIDTH}" height="17" fill="{svg.DIM}"/>'
     )
-    return [line, f'<g class="{timeline.type_out(len(command))} cover">{cover}</g>']
+    covered = f'<g class="{timeline.type_out(len(command))} cover">{cover}</g>'
+    timeline.now += SECONDS_BEFORE_OUTPUT
+    return [line, covered]
 
 
 def _wrap(output: str) -> list[str]:

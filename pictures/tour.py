@@ -134,7 +134,7 @@ def draw_tour() -> dict[str, str]:
                 )
             else:
                 lines = output.get("text") or output["data"]["text/plain"]
-                parts.append(f"```text\n{''.join(lines).rstrip()}\n```")
+                parts.append(f"``` {{ .text .output }}\n{''.join(lines).rstrip()}\n```")
     heading = next(n for n, part in enumerate(parts) if part.startswith("# "))
     title, _, rest = parts.pop(heading).partition("\n")
     parts = [title, *parts[:heading], rest.strip(), *parts[heading:]]

@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 PICTURES = sorted(FOLDER.iterdir())
+DRAWINGS = [path for path in PICTURES if path.suffix == ".svg"]
+PHOTOGRAPHS = [path for path in PICTURES if path.suffix != ".svg"]  # the explorer, by a browser
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAX_BYTES = 300_000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,12 +35,20 @@ def test_every_picture_has_a_light_and_a_dark_version():
     names = {path.name for path in PICTURES}
     assert names
     for name in names:
-        stem, _, version = name.removesuffix(".svg").rpartition("-")
+        stem, dot, ending = name.rpartition(".")
+        stem, _, version = stem.rpartition("-")
         assert version in ("light", "dark"), name
-        assert {f"{stem}-light.svg", f"{stem}-dark.svg"} <= names
+        assert {f"{stem}-light{dot}{ending}", f"{stem}-dark{dot}{ending}"} <= names
 
 
-@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PHOTOGRAPHS, ids=lambda path: path.name)
+def test_a_photograph_is_small_and_a_webp(path):
+    picture = path.read_bytes()
+    assert 10_000 < len(picture) <= MAX_BYTES
+    assert (picture[:4], picture[8:12]) == (b"RIFF", b"WEBP")
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
 def test_a_picture_is_small_and_self_contained_and_says_what_it_shows(path):
     picture = path.read_text("utf-8")
     assert len(picture.encode()) <= MAX_BYTES

@@ -114,7 +114,7 @@ def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
     texts = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
     for node in nodes:
         assert (f"= {node.score:.2f}" if node.finished else f"{node.score:.2f}") in texts
-    assert {"a < b", LEGEND} <= set(texts)
+    assert {"a < b", *LEGEND} <= set(texts)
     corners = [(box.get("x"), box.get("y")) for box in root.findall(f"{SVG}rect")[1:]]
     assert len(set(corners)) == len(corners)
     width, height = float(root.get("width")), float(root.get("height"))

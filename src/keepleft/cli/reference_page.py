@@ -127,12 +127,16 @@ def _yaml_tables(command: Command) -> list[str]:
 
 
 def _table(first_column: str, rows: Iterable[tuple[str, Option]]) -> str:
-    lines = [f"| {first_column} | takes | default | |", "|---|---|---|---|"]
+    """A row for each option; no column of defaults where none has one."""
+    titles = [first_column, "takes", "default", "meaning"]
+    lines = []
     for name, option in rows:
         takes = option.takes or ("true or false" if first_column == "key" else "")
         default = option.default or ("false" if first_column == "key" and not option.metavar else "")
-        lines.append(f"| {name} | {_markdown(takes)} | {_markdown(default)} | {_markdown(option.help)} |")
-    return "\n".join(lines)
+        lines.append([name, *map(_markdown, (takes, default, option.help))])
+    shown = [n for n, title in enumerate(titles) if title == "meaning" or any(line[n] for line in lines)]
+    cells = [[line[n] for n in shown] for line in (titles, ["---"] * len(titles), *lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _markdown(text: str) -> str:

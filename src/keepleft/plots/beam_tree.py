@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 40  # steps in one picture
 MAX_ROWS = 24  # hypotheses of one step in one picture
-TOP = 78  # of the first row, in pixels
-BOX_HEIGHT = 37
-ROW_HEIGHT = 45
-COLUMN_GAP = 26
+TOP = 98  # of the first row, in pixels
+BOX_HEIGHT = 46
+ROW_HEIGHT = 54
+COLUMN_GAP = 20
+LABEL_SIZE = 15
+MARK_SIZE = 22  # of a token without letters and digits, whose ink is small
+SCORE_SIZE = 13
 LEGEND = (
-    "bold: the best text;  dashed: given up;  double frame: ended, = its final score;  other numbers: "
-    "log-probability"
+    "bold: the best text;  dashed: given up;  double frame: ended, = its final score;",
+    "other numbers: log-probability",
 )
 
 NodeKey = tuple[int, tuple[int, ...]]  # beam group, and the new tokens
@@ -160,11 +163,11 @@ def plot_beam_tree(
         "texts": sum(len(node.tokens) <= max_columns for node in nodes) - len(positions),
     }
     left_out = [f"{count} {unit}" for unit, count in missing.items() if count > 0]
-    width = max(right + svg.MARGIN, 2 * svg.MARGIN + svg.width(LEGEND))
-    out = [svg.text(svg.MARGIN, 48, LEGEND, fill=svg.DIM)]
+    width = max(right + svg.MARGIN, 2 * svg.MARGIN + max(map(svg.width, LEGEND)))
+    out = [svg.text(svg.MARGIN, 48 + 18 * n, line, fill=svg.DIM, size=13) for n, line in enumerate(LEGEND)]
     for n in range(len(columns)):
         column_x = min(position.x for position in positions.values() if len(position.node.tokens) == n + 1)
-        out.append(svg.text(column_x, TOP - 8, str(n + 1), fill=svg.DIM, size=10))
+        out.append(svg.text(column_x, TOP - 8, str(n + 1), fill=svg.DIM))
     out += [
         _draw_edge(positions.get(position.node.parent), position)
         for position in sorted(positions.values(), key=lambda position: position.node.best)
@@ -176,11 +179,12 @@ def plot_beam_tree(
         out.append(svg.text(svg.MARGIN, bottom - 4, f"… {' and '.join(left_out)} are not shown"))
     results = [node for node in nodes if node.finished and node.survives]
     for node in sorted(results, key=lambda node: -node.score)[:MAX_ROWS]:
-        bottom += 19
-        out.append(svg.text(svg.MARGIN + 56, bottom, f"= {node.score:.3f}", anchor="end", bold=node.best))
+        bottom += 21
+        score_text = f"= {node.score:.3f}"
+        out.append(svg.text(svg.MARGIN + 56, bottom, score_text, anchor="end", bold=node.best, size=14))
         text = svg.show_invisibles(decode_with_special(tokenizer, [*prefix, *node.tokens]), spaces=False)
-        text = svg.truncate(text, width - svg.MARGIN - 110)
-        out.append(svg.text(svg.MARGIN + 68, bottom, text, bold=node.best))
+        text = svg.truncate(text, width - svg.MARGIN - 110, 14)
+        out.append(svg.text(svg.MARGIN + 68, bottom, text, bold=node.best, size=14))
     return svg.write_svg(path, title, width, bottom + 20, out)
 
 
@@ -205,13 +209,13 @@ def _layout_nodes(
 
     def label_of(node: Node) -> str:
         (token_text,) = token_texts(tokenizer, [*context, *node.tokens[:-1]], node.tokens[-1:])
-        return svg.truncate(svg.show_invisibles(token_text), 110)
+        return svg.truncate(svg.show_invisibles(token_text), 130, LABEL_SIZE)
 
     x = float(svg.MARGIN)
     out = {}
     for column in columns:
         labels = [label_of(node) for node in column]
-        column_width = max(58.0, 18 + 1.15 * max(map(svg.width, labels)))
+        column_width = max(64.0, 18 + 1.15 * max(svg.width(label, LABEL_SIZE) for label in labels))
         for n, (node, label) in enumerate(zip(column, labels, strict=True)):
             out[node.key] = NodePosition(node, label, x, TOP + n * ROW_HEIGHT, column_width)
         x += column_width + COLUMN_GAP
@@ -241,11 +245,17 @@ def _draw_box(position: NodePosition) -> list[str]:
     )
     inner = [rect(4, f'stroke="{colour}" stroke-width="0.8"')] if node.finished else []
     middle = position.x + position.width / 2
+    is_mark = len(position.label) == 1 and not position.label.isalnum()
+    size = MARK_SIZE if is_mark else LABEL_SIZE
     return [
         rect(0, _stroke(position), svg.title_tag(f"{position.label}: {node.score:.4f}")),
         *inner,
-        svg.text(middle, position.y + 17, position.label, anchor="middle", bold=node.best, fill=colour),
-        svg.text(middle, position.y + 29, score_text, anchor="middle", bold=node.best, fill=colour, size=10),
+        svg.text(
+            middle, position.y + 20, position.label, anchor="middle", bold=node.best, fill=colour, size=size
+        ),
+        svg.text(
+            middle, position.y + 37, score_text, anchor="middle", bold=node.best, fill=colour, size=SCORE_SIZE
+        ),
     ]
 
 

@@ -81,7 +81,7 @@ def plot_alignment(
     title: str,
     max_tokens: int = MAX_TOKENS,
 ) -> Path:
-    """Draw (target, source) weights as a matrix into an .svg file: the darker, the larger.
+    """Draw (target, source) weights as a matrix into an .svg file: the stronger the colour, the larger.
 
     A dot marks the largest of each row. Raises ValueError if the weights are of another shape.
     """
