@@ -540,7 +540,7 @@ def test_a_folder_with_a_comma_in_its_name_is_one_model(decoder, capsys, tmp_pat
 
 
 def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
-    assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
+    assert "there is no model directory" in run(capsys, "translate", "./nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (
         "--num-beams is 0: it must be a whole number"
@@ -586,6 +586,64 @@ def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
     options = ["the sea", "--max-new-tokens", "3"]
     assert run(capsys, "generate", "Little", *options) == run(capsys, "generate", decoder, *options)
     assert run(capsys, "score", "Little", "the sea") == run(capsys, "score", decoder, "the sea")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["SmolLM2-135M-Instuct", "Hello"],
+            "no model is called 'SmolLM2-135M-Instuct': did you mean SmolLM2-",
+        ),
+        (["smollm2-135m-instruct", "Hello"], "did you mean SmolLM2-135M-Instruct?"),
+        (["SmolLM2-135M-Instuct"], "did you mean SmolLM2-135M-Instruct?"),
+        (["SmolLM-Instruct", "--input", "-"], "did you mean SmolLM2-135M-Instruct?"),
+        (["texts.txt"], "texts.txt is a file, not a model: to read texts from it, give --input texts.txt"),
+        (["a text", "--input", "-"], "a text and --input - were given: leave one of them out"),
+    ],
+)
+def test_a_misspelt_model_or_a_file_is_no_text(arguments, expected, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("the sea\n")
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    names = {"SmolLM2-135M-Instruct": Path(decoder)}
+    monkeypatch.setattr("keepleft.cli.text_io.installed_weights", lambda: names)
+    code, out, stderr = run(capsys, "generate", *arguments)
+    assert (code, out) == (2, "")
+    assert expected in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["nomodel", "the sea"], "no model is called 'nomodel', so it is the first of 2 texts\n"),
+        (
+            ["I", "am", "happy"],
+            "no model is called 'I', so it is the first of 3 texts; a text with spaces goes into quotes",
+        ),
+        (["the sea", "nomodel"], ""),
+        (["Translators"], ""),
+    ],
+)
+def test_a_word_before_other_texts_is_a_text_with_a_note(arguments, note, decoder, capsys, monkeypatch):
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    monkeypatch.setattr("keepleft.cli.text_io.installed_weights", lambda: {"translator": Path(decoder)})
+    code, out, stderr = run(capsys, "generate", *arguments, "--max-new-tokens", "2", "--json")
+    assert code == 0, stderr
+    assert [json.loads(line)["input"] for line in out.splitlines()] == arguments
+    assert note in stderr
+    assert note or "no model is called" not in stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["I am happy"], ["Hello"], ["texts.txt"], ["--input", "texts.txt"]]
+)
+def test_a_translation_needs_a_language_or_a_model(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("the sea\n")
+    code, _, stderr = run(capsys, "translate", *arguments)
+    assert code == 2
+    assert "say which language to write: --to fr, de, hi or en" in stderr
 
 
 @pytest.mark.parametrize(

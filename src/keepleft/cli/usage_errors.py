@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keepleft.cli.command_table import COMMANDS, Command
 from keepleft.cli.option_table import Option, command_options, join_words
-from keepleft.cli.paths import installed_weights
+from keepleft.cli.paths import installed_weights, similar_name
 
 MODEL_WORDS = "a folder, a GGUF file, an installed model or a name on the Hugging Face hub"
 
@@ -81,9 +81,8 @@ def explain_os_error(error: OSError) -> str:
 def _suggest_model(model: str) -> str:
     """A model with a similar name: of a run in this folder, or installed."""
     names = [*map(str, Path("runs").glob("*/model")), *installed_weights()]
-    by_lower_case = {name.lower(): name for name in names}
-    if close := get_close_matches(model.lower(), by_lower_case, 1):
-        return f"did you mean {by_lower_case[close[0]]}?"
+    if suggestion := similar_name(model, names):
+        return f"did you mean {suggestion}?"
     return "give a folder such as runs/lm/model, OWNER/NAME on the hub, or a name that keepleft doctor lists"
 
 
