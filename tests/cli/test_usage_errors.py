@@ -25,6 +25,8 @@ CASES = {
             f"eval needs MODEL {MODEL_WORDS}, for example: keepleft eval runs/translate/model test.tsv",
         ),
         (["eval", "model"], "eval needs DATA, for example: keepleft eval runs/translate/model test.tsv"),
+        (["push"], f"push needs MODEL {MODEL_WORDS}, for example: keepleft push runs/translate/model OWNER/"),
+        (["push", "x"], "push needs REPO, for example: keepleft push runs/translate/model OWNER/NAME"),
         (["completion"], "completion needs SHELL (bash, zsh or fish), for example: keepleft completion bash"),
         (["audit"], "say which model: a directory, FILE.py:FUNCTION, "),
         (["show", "model"], "say where the page goes: keepleft show MODEL TEXT --html page.html"),
@@ -52,6 +54,8 @@ CASES = {
         ),
         (["train", "-t", "lm"], "there is no option -t: options are spelled out, as in --task"),
         (["serve", "m", "--limits.bdy", "3"], "there is no option --limits.bdy: did you mean --limits.body?"),
+        (["doctor", "--help-al"], "there is no option --help-al: did you mean --help-all?"),
+        (["doctor", "--hlep"], "there is no option --hlep: did you mean --help?"),
         (["doctor", "--xyzzy"], "there is no option --xyzzy: keepleft doctor --help lists them"),
     ],
     "options of other commands": [

@@ -181,7 +181,7 @@ def _parameter_options(
     command: Command, name: str, hint: Any, parameter: Parameter, text: str
 ) -> Iterator[Option]:
     if parameter.default is Parameter.empty:
-        yield make_option(name, hint, None, text)._replace(metavar=command.arguments, is_positional=True)
+        yield make_option(name, hint, None, text)._replace(metavar=name.upper(), is_positional=True)
         return
     nested = [part for part in _union_parts(hint) if isinstance(part, type) and is_dataclass(part)]
     if hint == dict[str, Any] | None:

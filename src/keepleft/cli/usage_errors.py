@@ -29,8 +29,8 @@ def explain_usage_error(message: str, command: Command, arguments: Sequence[str]
         return _missing_value(match[1], match[2], options)
     if match := re.search(r"argument (--[\w.-]+): ignored explicit argument (.*)", message):
         return f"{match[1]} takes no value, and got {match[2]}: leave it out"
-    if "arguments are required" in message:
-        return missing_argument(command, 0)
+    if match := re.search(r"arguments are required: (.*)", message):
+        return missing_argument(command, len(command.arguments.split()) - len(match[1].split(", ")))
     if match := re.search(r"File does not exist: '([^']+)'", message):
         return _missing_file(Path(match[1]))
     if match := re.search(r"Problems parsing config: (.*)", message, re.S):
@@ -110,7 +110,7 @@ def _unknown_argument(
 
 
 def _unknown_option(name: str, command: Command, options: Sequence[Option]) -> str:
-    flags = [option.flag for option in options if not option.is_positional]
+    flags = [*(option.flag for option in options if not option.is_positional), "--help", "--help-all"]
     prefix = name.rpartition(".")[0]
     if prefix in ("--train", "--valid"):
         flags = [flag for flag in flags if flag.startswith(f"{prefix}.")]
