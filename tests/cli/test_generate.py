@@ -102,6 +102,24 @@ def test_a_file_in_and_a_file_out(decoder, capsys, tmp_path):
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("folder", "keepleft: folder is a folder: name a file in it\n"),
+        (
+            "no/such/out.txt",
+            "keepleft: no/such/out.txt cannot be written, as there is no folder no/such: create",
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_named(output, message, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    code, _, stderr = run(capsys, "generate", decoder, "the sea", "--output", output)
+    assert code == 2
+    assert stderr.startswith(message)
+
+
 def test_json_has_scores_tokens_and_likely_ones(encoder_decoder, capsys):
     code, out, _ = run(
         capsys,
