@@ -699,7 +699,8 @@ def test_a_text_with_a_slash_is_a_text(arguments, decoder, capsys, monkeypatch):
         ["runs/nvoel"],
     ],
 )
-def test_a_wrong_name_on_the_hub_is_an_error(arguments, decoder, capsys, monkeypatch, tmp_path):
+def test_a_name_on_the_hub_without_a_network_is_an_error(arguments, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
@@ -707,7 +708,19 @@ def test_a_wrong_name_on_the_hub_is_an_error(arguments, decoder, capsys, monkeyp
         capsys, "generate", *arguments, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
     )
     assert (code, out) == (2, "")
-    assert f"there is no directory {arguments[0]}, and the hub gives no model of that name" in stderr
+    assert stderr.endswith(
+        f"there is no directory {arguments[0]}, and the Hugging Face hub could not be reached to look for a "
+        "model of that name: check the path, or the connection\n"
+    )
+
+
+def test_a_path_like_a_name_on_the_hub_is_suggested(decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "novel").mkdir(parents=True)
+    assert run(capsys, "eval", "runs/nvoel", "a.txt")[2] == (
+        "keepleft: there is no directory runs/nvoel: did you mean runs/novel?\n"
+    )
 
 
 @pytest.mark.parametrize(

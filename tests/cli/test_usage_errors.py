@@ -134,6 +134,30 @@ CASES = {
             ["translate", "runs/ml/model", "hi"],
             "there is no model directory runs/ml/model: did you mean runs/lm/",
         ),
+        (
+            ["translate", "runs/lm/modle", "hi"],
+            "there is no model directory runs/lm/modle: did you mean runs/lm/model?",
+        ),
+        (
+            ["translate", "data/xyz/abc", "hi"],
+            "there is no model directory data/xyz/abc: give a folder such as runs/lm/model",
+        ),
+        (
+            ["train", "--task", "lm", "--train", "b.csv"],
+            "there is no file b.csv: check its name, or the folder",
+        ),
+        (
+            ["export", "m.gguf", "--to", "hf", "--out", "m"],
+            "there is no file m.gguf: check its name, or the ",
+        ),
+        (
+            ["audit", "no_file.py:build"],
+            "there is no file no_file.py: check its name, or the folder that you",
+        ),
+        (
+            ["serve", "runs/lm/model", "--api-key-file", "k"],
+            "there is no file k: check its name, or the folder",
+        ),
         (["translate", "./nowhere", "hi"], "there is no model directory ./nowhere: give a folder such as "),
         (["serve", "runs/lm/model", "--api-key-file", "a.tx"], "there is no file a.tx: did you mean a.txt?"),
         (
@@ -151,7 +175,7 @@ CASES = {
     ],
     "config files": [
         (["train", "--config", "joob.yaml"], "there is no file joob.yaml: did you mean job.yaml?"),
-        (["train", "--config", "no/job.yaml"], "there is no file no/job.yaml: there is no folder no"),
+        (["train", "--config", "no/job.yaml"], "there is no file no/job.yaml: there is no folder no; check"),
         (["train", "--config", "job.yaml"], "there is no option recipe.stepps: did you mean recipe.steps?"),
         (["train", "--config", "short.yaml"], "there is no option stepps: did you mean recipe.steps?"),
         (["train", "--config", "data.yaml"], "there is no option train.scr: did you mean train.src?"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from keepleft.cli.command_table import COMMANDS, Command
 from keepleft.cli.option_table import Option, command_options, join_words
 from keepleft.cli.paths import installed_weights, similar_name
+from keepleft.disk.missing_file import missing_file_message, similar_path
 
 MODEL_WORDS = "a folder, a GGUF file, an installed model or a name on the Hugging Face hub"
 
@@ -67,8 +68,13 @@ def name_option(message: str, command: Command) -> str:
 def explain_os_error(error: OSError) -> str:
     """The message of an error of the system or of a missing file, without its number and with a remedy."""
     if error.errno is None:
-        match = re.fullmatch(r"there is no model directory (\S+)", str(error))
-        return f"{error}: {_suggest_model(match[1])}" if match else str(error)
+        match = re.match(r"there is no (model )?directory ([^\s,]+)(.*)", str(error))
+        if match is None:
+            return str(error)
+        if match[1] is None:  # nor is it on the hub
+            close = similar_path(Path(match[2]))
+            return f"there is no directory {match[2]}: did you mean {close}?" if close else str(error)
+        return f"{error}: {_suggest_model(match[2])}"
     if error.filename is None:
         return str(error.strerror or error)
     if isinstance(error, FileNotFoundError):
@@ -79,9 +85,10 @@ def explain_os_error(error: OSError) -> str:
 
 
 def _suggest_model(model: str) -> str:
-    """A model with a similar name: of a run in this folder, or installed."""
-    names = [*map(str, Path("runs").glob("*/model")), *installed_weights()]
-    if suggestion := similar_name(model, names):
+    """A model with a similar path, or with a similar name: of a run in this folder, or installed."""
+    run_models = map(str, Path("runs").glob("*/model"))
+    names = run_models if "/" in model else [*run_models, *installed_weights()]
+    if suggestion := similar_path(Path(model)) or similar_name(model, names):
         return f"did you mean {suggestion}?"
     return "give a folder such as runs/lm/model, OWNER/NAME on the hub, or a name that keepleft doctor lists"
 
@@ -168,12 +175,7 @@ def _missing_value(flag: str, expected: str, options: Sequence[Option]) -> str:
 def _missing_file(path: Path) -> str:
     """Names the file relative to the current folder where it lies below it, as the user probably did."""
     shown_path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    if not path.parent.is_dir():
-        return f"there is no file {shown_path}: there is no folder {shown_path.parent}"
-    suggestions = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), 1)
-    return f"there is no file {shown_path}: " + (
-        f"did you mean {shown_path.with_name(suggestions[0])}?" if suggestions else "look at its name"
-    )
+    return missing_file_message(shown_path)
 
 
 def _invalid_value(keys: Sequence[str], message: str, options: Sequence[Option]) -> str:
