@@ -315,7 +315,7 @@ def test_an_option_without_effect_is_noted_once(decoder, capsys, monkeypatch):
         monkeypatch=monkeypatch,
     )
     assert code == 0
-    assert stderr.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
+    assert stderr.count("--do-sample is not set, so --top-p=0.5 changes nothing: set --do-sample, or ") == 1
 
 
 @pytest.mark.parametrize("extra", [(), ("--alternatives", "2"), ("--stream",)])
@@ -324,7 +324,7 @@ def test_a_prompt_without_room_is_noted_once(decoder, capsys, extra):
         capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *extra
     )
     assert (code, out) == (0, "\n")
-    assert stderr.count("max_length is 3, and a prompt has") == 1
+    assert stderr.count("--max-length is 3, and a prompt has") == 1
 
 
 def test_labels_with_their_probabilities(classifier, capsys):
@@ -558,6 +558,15 @@ def test_a_folder_with_a_comma_in_its_name_is_one_model(decoder, capsys, tmp_pat
 
 
 def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
+    assert (
+        "--regex is '(': it cannot be used; unclosed group"
+        in run(capsys, "generate", decoder, "x", "--regex", "(")[2]
+    )
+    assert (
+        "set --do-sample without beams, or at least as many --num-beams"
+        in run(capsys, "generate", decoder, "x", "--num-return-sequences", "2")[2]
+    )
+    assert "this model continues texts and does not summarise" in run(capsys, "summarize", decoder, "x")[2]
     assert "there is no model directory" in run(capsys, "translate", "./nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (

@@ -69,7 +69,8 @@ def evaluate_model(
     if json:
         print(text_io.as_json(asdict(result)))
     else:
-        print(f"{result.count:,} {'tokens' if result.task == 'lm' else 'texts'}")
+        unit = "token" if result.task == "lm" else "text"
+        print(f"{result.count:,} {unit}{'' if result.count == 1 else 's'}")
         for name, value in result.measures.items():
             signature = result.signatures.get(name)
             print(f"{name:18} {value:10.4f}" + (f"  {signature}" if signature else ""))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from keepleft.cli import text_io
+from keepleft.cli.option_table import spell_flags
 from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
-from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.decoding.generation_config import OPTIONS, GenerationConfig
 
 if TYPE_CHECKING:
     from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
@@ -137,7 +138,7 @@ def generate_texts(
                     out.flush()
                 for message in {str(warning.message) for warning in caught_warnings} - shown_warnings:
                     shown_warnings.add(message)
-                    bar.print_line(f"note: {message}")
+                    bar.print_line(f"note: {spell_flags(message, OPTIONS.keys())}")
                 bar.update(done, "")
         if flags.plot is not None:
             if first_filled is None:

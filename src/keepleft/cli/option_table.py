@@ -7,7 +7,7 @@ parameters have a meaning of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter, signature
 from types import NoneType, UnionType
@@ -230,10 +230,10 @@ def help_texts(source: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def spell_flags(text: str, names: set[str], prefix: str = "") -> str:
-    """A help text whose names with an underscore are spelled as options."""
+def spell_flags(text: str, names: Collection[str], prefix: str = "") -> str:
+    """A text whose names with an underscore are spelled as options."""
     spell = lambda match: f"--{prefix}{match[0].replace('_', '-')}" if match[0] in names else match[0]
-    return re.sub(r"(?<![-\w.])[a-z]+(?:_[a-z]+)+\b", spell, text)
+    return re.sub(r"(?<![-\w./'\"])[a-z]+(?:_[a-z]+)+\b", spell, text)
 
 
 def make_option(key: str, hint: Any, default: Any, text: str, group: str = MORE_OPTIONS) -> Option:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from keepleft.cli.command_table import COMMANDS, Command
-from keepleft.cli.option_table import Option, command_options, join_words
+from keepleft.cli.option_table import Option, command_options, join_words, spell_flags
 from keepleft.cli.paths import installed_weights, similar_name
 from keepleft.disk.missing_file import missing_file_message, similar_path
 
@@ -53,16 +53,19 @@ def missing_argument(command: Command, num_given: int) -> str:
 
 
 def name_option(message: str, command: Command) -> str:
-    """The message of an error, with the option's name where it begins with that of a parameter or field."""
+    """The message of an error, with options in place of the names of parameters or fields.
+
+    A name at its beginning, and anywhere those with an underscore, which are no words.
+    """
+    options = [option for option in command_options(command) if not option.is_positional]
+    flags = {option.key: option.flag for option in options}
     match = re.match(r"(?:(?:the (limit) )|(?:(\w+): ))?([a-z][\w.]*) is ", message)
-    if match is None:
-        return message
-    limit, section, name = match.groups()
-    prefix = "limits." if limit else f"{section}." if section else ""
-    option = next((option for option in command_options(command) if option.key == prefix + name), None)
-    if option is None or option.is_positional:
-        return message
-    return f"{option.flag} is {message[match.end() :]}"
+    if match is not None:
+        limit, section, name = match.groups()
+        prefix = "limits." if limit else f"{section}." if section else ""
+        if flag := flags.get(prefix + name):
+            message = f"{flag} is {message[match.end() :]}"
+    return spell_flags(message, flags.keys())
 
 
 def explain_os_error(error: OSError) -> str:
