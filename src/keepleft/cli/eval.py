@@ -42,8 +42,8 @@ def evaluate_model(
             probabilities, or of their logarithms
         fail_under: exit with code 1 if the first metric is worse than this
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
-        dtype: data type of the weights: float32, bfloat16, float16 or int8. With int8, the scores are
-            compared with those of float32
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. With int8, the
+            scores are compared with those of float32
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object
     """

@@ -42,7 +42,7 @@ class GenerateFlags:
         ensemble_average: how several models, MODEL1,MODEL2, are decoded together: by the mean of their
             probabilities, or of their logarithms
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
-        batch_size: texts in a batch; 32 if not given, 8 for summarize
+        batch_size: texts in a batch (default: 32; 8 for summarize)
         dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. If not given, float32,
             or int8 if the model is stored that way
         device: cpu or cuda; a GPU is used if there is one

@@ -18,7 +18,7 @@ from keepleft.cli.command_table import Command
 MORE_OPTIONS = "More options"
 MAX_CHOICES_WIDTH = 16  # more choices are named in the sentence of the option
 RESERVED_PARAMETERS = ("inputs", "explicit_options", "flags", "options")
-THREADS_HELP = "maximum number of CPU threads. If not given, one per core that this process may use"
+THREADS_HELP = "number of CPU threads (default: one per usable core)"
 CONFIG_HELP = "a YAML file with any of these options. Options on the command line take precedence"
 PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
@@ -89,8 +89,8 @@ DESIGN_OPTIONS: dict[str, tuple[type, str]] = {
     "encoder_layers": (int, "layers of the encoder, if it differs from the decoder"),
     "decoder_layers": (int, "layers of the decoder, if it differs from the encoder"),
     "heads": (int, "attention heads"),
-    "kv_heads": (int, "key and value heads (grouped-query attention); as many as heads if not given"),
-    "head_dim": (int, "the width of a head; dim / heads if not given"),
+    "kv_heads": (int, "key and value heads, fewer for grouped-query attention (default: as many as heads)"),
+    "head_dim": (int, "the width of a head (default: dim / heads)"),
     "width": (int, "the hidden width of the feed-forward layers"),
     "activation": (str, "the activation of the feed-forward layers: relu, gelu, silu, …"),
     "dropout": (float, "dropout of residuals and embeddings"),
@@ -98,8 +98,8 @@ DESIGN_OPTIONS: dict[str, tuple[type, str]] = {
     "norm_first": (bool, "norms before attention and feed-forward (pre-norm), not after them"),
     "norm_embedding": (bool, "a norm after the embeddings"),
     "bias": (bool, "biases in linear layers"),
-    "bias_qkv": (bool, "biases of queries, keys and values; as bias if not given"),
-    "bias_out": (bool, "the bias after attention; as bias if not given"),
+    "bias_qkv": (bool, "biases of queries, keys and values (default: as bias)"),
+    "bias_out": (bool, "the bias after attention (default: as bias)"),
     "scale_embedding": (bool, "multiply embeddings by the square root of dim"),
     "scale_scores": (bool, "divide attention scores by the square root of the width of a head"),
     "token_types": (int, "number of token types with an embedding of their own (BERT's sentences A and B)"),
@@ -270,7 +270,7 @@ def _plain_type(name: str, parts: list[Any]) -> tuple[str, str]:
     if str in parts:
         metavar = _METAVAR_BY_NAME.get(name, name.rpartition("_")[2].upper())
         words = _WORDS.get(metavar, "a text")
-        return metavar, f"{words}, or several as in '[a, b]'" if list[str] in parts else words
+        return metavar, f'{words}, or several as in \'["a", "b"]\'' if list[str] in parts else words
     if int in parts:
         return "N", "a whole number" + (", or several as in '[1, 2]'" if list[int] in parts else "")
     if float in parts:
