@@ -115,7 +115,10 @@ def test_doctor_prints_json():
     ran = run("doctor", "--json")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["keepleft"] == kl.__version__
-    assert "torch" in run("doctor").stdout
+    lines = run("doctor").stdout.splitlines()
+    assert any(line.startswith("torch ") for line in lines)
+    models = json.loads(ran.stdout)["weights"]
+    assert all(any(line[17:] == f"{name}: {path}" for line in lines) for name, path in models.items())
 
 
 def test_usage_errors_exit_with_code_2():

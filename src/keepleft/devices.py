@@ -19,8 +19,10 @@ def pick_device(device: str | None = None, local_rank: int | None = None) -> tor
             torch_device = torch.device(device_type)
         torch.empty(0, device=torch_device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
+        if device_type.lower() in ("gpu", "nvidia"):
+            raise ValueError(f"device is {device_type!r}: did you mean cuda?") from error
         raise ValueError(
-            f"the device {device_type!r} was asked for, but PyTorch {torch.__version__} does not find it "
-            "here: leave it out, or give cpu; `keepleft doctor` shows what there is"
+            f"device is {device_type!r}, which PyTorch {torch.__version__} does not find here: leave it out, "
+            "or give cpu; `keepleft doctor` shows what there is"
         ) from error
     return torch_device

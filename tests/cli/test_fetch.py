@@ -10,7 +10,6 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib import util
 from pathlib import Path
-from types import SimpleNamespace
 from zipfile import ZipFile
 
 import pytest
@@ -193,7 +192,7 @@ def test_a_name_with_an_owner_is_fetched_from_the_hub(tmp_path, capsys, monkeypa
         calls.append((name, revision))
         return str(tmp_path)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert main(["fetch", "owner/name", "owner/other@v1"]) == 0
     assert main(["fetch", "owner/name", "--revision", "v2"]) == 0
     assert calls == [("owner/name", None), ("owner/other", "v1"), ("owner/name", "v2")]

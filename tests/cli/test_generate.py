@@ -102,6 +102,24 @@ def test_a_file_in_and_a_file_out(decoder, capsys, tmp_path):
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("folder", "keepleft: folder is a folder: name a file in it\n"),
+        (
+            "no/such/out.txt",
+            "keepleft: no/such/out.txt cannot be written, as there is no folder no/such: create",
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_named(output, message, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    code, _, stderr = run(capsys, "generate", decoder, "the sea", "--output", output)
+    assert code == 2
+    assert stderr.startswith(message)
+
+
 def test_json_has_scores_tokens_and_likely_ones(encoder_decoder, capsys):
     code, out, _ = run(
         capsys,
@@ -297,7 +315,7 @@ def test_an_option_without_effect_is_noted_once(decoder, capsys, monkeypatch):
         monkeypatch=monkeypatch,
     )
     assert code == 0
-    assert stderr.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
+    assert stderr.count("--do-sample is not set, so --top-p=0.5 changes nothing: set --do-sample, or ") == 1
 
 
 @pytest.mark.parametrize("extra", [(), ("--alternatives", "2"), ("--stream",)])
@@ -306,7 +324,7 @@ def test_a_prompt_without_room_is_noted_once(decoder, capsys, extra):
         capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *extra
     )
     assert (code, out) == (0, "\n")
-    assert stderr.count("max_length is 3, and a prompt has") == 1
+    assert stderr.count("--max-length is 3, and a prompt has") == 1
 
 
 def test_labels_with_their_probabilities(classifier, capsys):
@@ -540,7 +558,16 @@ def test_a_folder_with_a_comma_in_its_name_is_one_model(decoder, capsys, tmp_pat
 
 
 def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
-    assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
+    assert (
+        "--regex is '(': it cannot be used; unclosed group"
+        in run(capsys, "generate", decoder, "x", "--regex", "(")[2]
+    )
+    assert (
+        "set --do-sample without beams, or at least as many --num-beams"
+        in run(capsys, "generate", decoder, "x", "--num-return-sequences", "2")[2]
+    )
+    assert "this model continues texts and does not summarise" in run(capsys, "summarize", decoder, "x")[2]
+    assert "there is no model directory" in run(capsys, "translate", "./nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (
         "--num-beams is 0: it must be a whole number"
@@ -589,6 +616,64 @@ def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["SmolLM2-135M-Instuct", "Hello"],
+            "no model is called 'SmolLM2-135M-Instuct': did you mean SmolLM2-",
+        ),
+        (["smollm2-135m-instruct", "Hello"], "did you mean SmolLM2-135M-Instruct?"),
+        (["SmolLM2-135M-Instuct"], "did you mean SmolLM2-135M-Instruct?"),
+        (["SmolLM-Instruct", "--input", "-"], "did you mean SmolLM2-135M-Instruct?"),
+        (["texts.txt"], "texts.txt is a file, not a model: to read texts from it, give --input texts.txt"),
+        (["a text", "--input", "-"], "a text and --input - were given: leave one of them out"),
+    ],
+)
+def test_a_misspelt_model_or_a_file_is_no_text(arguments, expected, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("the sea\n")
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    names = {"SmolLM2-135M-Instruct": Path(decoder)}
+    monkeypatch.setattr("keepleft.cli.text_io.installed_weights", lambda: names)
+    code, out, stderr = run(capsys, "generate", *arguments)
+    assert (code, out) == (2, "")
+    assert expected in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["nomodel", "the sea"], "no model is called 'nomodel', so it is the first of 2 texts\n"),
+        (
+            ["I", "am", "happy"],
+            "no model is called 'I', so it is the first of 3 texts; a text with spaces goes into quotes",
+        ),
+        (["the sea", "nomodel"], ""),
+        (["Translators"], ""),
+    ],
+)
+def test_a_word_before_other_texts_is_a_text_with_a_note(arguments, note, decoder, capsys, monkeypatch):
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    monkeypatch.setattr("keepleft.cli.text_io.installed_weights", lambda: {"translator": Path(decoder)})
+    code, out, stderr = run(capsys, "generate", *arguments, "--max-new-tokens", "2", "--json")
+    assert code == 0, stderr
+    assert [json.loads(line)["input"] for line in out.splitlines()] == arguments
+    assert note in stderr
+    assert note or "no model is called" not in stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["I am happy"], ["Hello"], ["texts.txt"], ["--input", "texts.txt"]]
+)
+def test_a_translation_needs_a_language_or_a_model(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("the sea\n")
+    code, _, stderr = run(capsys, "translate", *arguments)
+    assert code == 2
+    assert "say which language to write: --to fr, de, hi or en" in stderr
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["and/or"],
@@ -623,7 +708,8 @@ def test_a_text_with_a_slash_is_a_text(arguments, decoder, capsys, monkeypatch):
         ["runs/nvoel"],
     ],
 )
-def test_a_wrong_name_on_the_hub_is_an_error(arguments, decoder, capsys, monkeypatch, tmp_path):
+def test_a_name_on_the_hub_without_a_network_is_an_error(arguments, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
@@ -631,7 +717,19 @@ def test_a_wrong_name_on_the_hub_is_an_error(arguments, decoder, capsys, monkeyp
         capsys, "generate", *arguments, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
     )
     assert (code, out) == (2, "")
-    assert f"there is no directory {arguments[0]}, and the hub gives no model of that name" in stderr
+    assert stderr.endswith(
+        f"there is no directory {arguments[0]}, and the Hugging Face hub could not be reached to look for a "
+        "model of that name: check the path, or the connection\n"
+    )
+
+
+def test_a_path_like_a_name_on_the_hub_is_suggested(decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "novel").mkdir(parents=True)
+    assert run(capsys, "eval", "runs/nvoel", "a.txt")[2] == (
+        "keepleft: there is no directory runs/nvoel: did you mean runs/novel?\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,31 @@ def test_common_options_are_few_and_the_rest_is_one_page_away(command):
     shown = re.findall(r"^  (--[\w.-]+)", page, re.M)
     assert len(shown) <= 16
     assert len(shown) == len(set(shown))
-    assert page.endswith(f": keepleft {command.name} --help-all")
+    shows_everything = command.name == "doctor"
+    assert page.endswith(f": keepleft {command.name} --help-all") != shows_everything
+
+
+@every_command
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_page_of_all_options_fits_the_width(command, width):
+    assert max(map(len, command_help(command, show_all=True, width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("train", "span or denoise (required unless --resume)"),
+        ("train", "texts and labels (required unless --resume)"),
+        ("show", "the file to write (required)"),
+        ("export", "gguf (for llama.cpp) (required)"),
+        ("export", "the folder or file to write (required)"),
+        ("generate", """wherever tokens begin and end (several as in '["a", "b"]')"""),
+        ("generate", "one for all prompts or one for each (several as in '[1, 2]')"),
+        ("push", "the branch to push to (default: main)"),
+    ],
+)
+def test_what_is_required_and_how_lists_are_written(command, text):
+    assert text in " ".join(command_help(find_command(command), width=100).split())
 
 
 @every_command

@@ -41,7 +41,7 @@ def options_of(name: str) -> dict[str, Option]:
         (Literal["a", "b", "c"], "a", "a|b|c", "a, b or c", "a"),
         (Literal["adagrad", "momentum", "newton"], None, "KIND", "adagrad, momentum or newton", ""),
         (bool | Literal["never"] | None, None, "true|false|never", "true, false or never", ""),
-        (str | list[str] | None, None, "KIND", "a text, or several as in '[a, b]'", ""),
+        (str | list[str] | None, None, "KIND", 'a text, or several as in \'["a", "b"]\'', ""),
         (int | list[int] | None, None, "N", "a whole number, or several as in '[1, 2]'", ""),
         (tuple[int, ...], (16, 64), "N ...", "whole numbers, separated by spaces", "16 64"),
         (dict[int, float] | None, None, "MAP", "whole numbers with values, as in '{50: -1.5}'", ""),
@@ -54,7 +54,7 @@ def test_types_are_told_in_words(hint, default, metavar, takes, default_text):
 
 def test_help_shows_the_first_sentence():
     option = options_of("train")["out"]
-    assert option.summary == "the run directory; runs/TASK if not given"
+    assert option.summary == "the run directory (default: runs/TASK)"
     assert option.help.startswith(f"{option.summary}. --resume finds")
 
 

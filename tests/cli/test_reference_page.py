@@ -29,6 +29,13 @@ def test_every_command_and_option_is_there():
             assert option.is_positional or f"| `{option.flag}` |" in page
 
 
+def test_positional_arguments_are_named_one_by_one():
+    section = reference_page().partition("### keepleft push\n")[2].partition("\n### ")[0]
+    assert "\n`MODEL`: a model directory" in section
+    assert "\n`REPO`: the repository, OWNER/NAME" in section
+    assert section.count("MODEL REPO") == 1  # in the usage line
+
+
 def test_every_key_is_there_and_no_other():
     section = reference_page().partition("## YAML keys")[2]
     keys = set()

@@ -25,6 +25,8 @@ CASES = {
             f"eval needs MODEL {MODEL_WORDS}, for example: keepleft eval runs/translate/model test.tsv",
         ),
         (["eval", "model"], "eval needs DATA, for example: keepleft eval runs/translate/model test.tsv"),
+        (["push"], f"push needs MODEL {MODEL_WORDS}, for example: keepleft push runs/translate/model OWNER/"),
+        (["push", "x"], "push needs REPO, for example: keepleft push runs/translate/model OWNER/NAME"),
         (["completion"], "completion needs SHELL (bash, zsh or fish), for example: keepleft completion bash"),
         (["audit"], "say which model: a directory, FILE.py:FUNCTION, "),
         (["show", "model"], "say where the page goes: keepleft show MODEL TEXT --html page.html"),
@@ -52,6 +54,8 @@ CASES = {
         ),
         (["train", "-t", "lm"], "there is no option -t: options are spelled out, as in --task"),
         (["serve", "m", "--limits.bdy", "3"], "there is no option --limits.bdy: did you mean --limits.body?"),
+        (["doctor", "--help-al"], "there is no option --help-al: did you mean --help-all?"),
+        (["doctor", "--hlep"], "there is no option --hlep: did you mean --help?"),
         (["doctor", "--xyzzy"], "there is no option --xyzzy: keepleft doctor --help lists them"),
     ],
     "options of other commands": [
@@ -130,6 +134,30 @@ CASES = {
             ["translate", "runs/ml/model", "hi"],
             "there is no model directory runs/ml/model: did you mean runs/lm/",
         ),
+        (
+            ["translate", "runs/lm/modle", "hi"],
+            "there is no model directory runs/lm/modle: did you mean runs/lm/model?",
+        ),
+        (
+            ["translate", "data/xyz/abc", "hi"],
+            "there is no model directory data/xyz/abc: give a folder such as runs/lm/model",
+        ),
+        (
+            ["train", "--task", "lm", "--train", "b.csv"],
+            "there is no file b.csv: check its name, or the folder",
+        ),
+        (
+            ["export", "m.gguf", "--to", "hf", "--out", "m"],
+            "there is no file m.gguf: check its name, or the ",
+        ),
+        (
+            ["audit", "no_file.py:build"],
+            "there is no file no_file.py: check its name, or the folder that you",
+        ),
+        (
+            ["serve", "runs/lm/model", "--api-key-file", "k"],
+            "there is no file k: check its name, or the folder",
+        ),
         (["translate", "./nowhere", "hi"], "there is no model directory ./nowhere: give a folder such as "),
         (["serve", "runs/lm/model", "--api-key-file", "a.tx"], "there is no file a.tx: did you mean a.txt?"),
         (
@@ -147,7 +175,7 @@ CASES = {
     ],
     "config files": [
         (["train", "--config", "joob.yaml"], "there is no file joob.yaml: did you mean job.yaml?"),
-        (["train", "--config", "no/job.yaml"], "there is no file no/job.yaml: there is no folder no"),
+        (["train", "--config", "no/job.yaml"], "there is no file no/job.yaml: there is no folder no; check"),
         (["train", "--config", "job.yaml"], "there is no option recipe.stepps: did you mean recipe.steps?"),
         (["train", "--config", "short.yaml"], "there is no option stepps: did you mean recipe.steps?"),
         (["train", "--config", "data.yaml"], "there is no option train.scr: did you mean train.src?"),

@@ -122,10 +122,15 @@ def test_text_that_keeps_to_a_grammar():
 
 
 @pytest.mark.parametrize(
-    "rule", [{"regex": "(("}, {"grammar": "start: nothing"}, {"json_schema": {"type": "nonsense"}}]
+    ("rule", "message"),
+    [
+        ({"regex": "(("}, r"^regex is '\(\(': it cannot be used; unclosed group$"),
+        ({"grammar": "start: nothing"}, "^grammar is 'start: nothing': it cannot be used; "),
+        ({"json_schema": {"type": "nonsense"}}, r"^json_schema is \{.*\}: it cannot be used; Invalid type"),
+    ],
 )
-def test_a_rule_that_is_none_is_told(rule):
-    with pytest.raises(ValueError, match="the rule cannot be used"):
+def test_a_rule_that_is_none_is_told(rule, message):
+    with pytest.raises(ValueError, match=message):
         kl.generate(MODEL, TOKENS, "the", max_new_tokens=4, **rule)
 
 

@@ -238,7 +238,10 @@ TEXT = "--task lm --train a.txt.gz".split()
     ("flags", "message"),
     [
         (["--train.src", "a.en", "--train.tgt", "short.fr"], "300"),
-        (["--train.src", "a.en"], "line-aligned texts need both src and tgt"),
+        (
+            ["--train.src", "a.en"],
+            "line-aligned texts need both src and tgt, as in --train.src a.en --train.tgt",
+        ),
         (["--train.src", "empty", "--train.tgt", "empty"], "holds no text"),
         (["--train.src", "a.en", "--train.tgt", "latin.fr"], "latin.fr"),
         (["--train.src", "a.en", "--train.tgt", "a.rf"], "a.fr"),

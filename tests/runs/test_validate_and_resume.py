@@ -70,10 +70,11 @@ def run_folder(stopped_run, data_folder) -> Path:
         (["--minutes", "0"], "minutes is 0.0: it must be a number above 0"),
         (["--minutes", "3"], "--minutes chooses the number of steps, and --recipe.steps is 3: give one"),
         (["--tensorboard"], "pip install 'keepleft[board]'"),
-        (["--device", "toaster"], "the device 'toaster' was asked for"),
+        (["--device", "toaster"], "--device is 'toaster', which PyTorch"),
+        (["--device", "gpu"], "--device is 'gpu': did you mean cuda?"),
         pytest.param(
             ["--device", "cuda"],
-            "the device 'cuda' was asked for",
+            "--device is 'cuda', which PyTorch",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
     ],
@@ -90,7 +91,10 @@ def test_a_wrong_option_is_named_before_any_data_is_read(flags, message, data_fo
 def test_a_start_that_fails_late_removes_only_what_it_created(data_folder, capsys):
     too_long = ["train", "--task", "lm", "--train", "a.txt", *TINY, "--batch.max-length", "100000"]
     assert main(too_long) == 2
-    assert "fewer than one window" in capsys.readouterr().err
+    assert (
+        "fewer than one window of 100000 and the token after it: give more text, or a smaller --batch."
+        in (capsys.readouterr().err)
+    )
     assert [path.name for path in data_folder.iterdir()] == ["a.txt"]
     (data_folder / "mine").mkdir()
     (data_folder / "mine" / "notes").write_text("mine")

@@ -206,7 +206,7 @@ def test_usage_errors(model_folder, tmp_path, monkeypatch, capsys):
         ([str(model_folder), "--port", "70000"], "--port is 70000"),
         ([str(model_folder), "--threads", "0"], "--threads is 0"),
         ([str(run)], f"did you mean {run / 'model'}?"),
-        ([str(model_folder), "--device", "what"], "the device 'what' was asked"),
+        ([str(model_folder), "--device", "what"], "--device is 'what', which PyTorch"),
         ([str(model_folder), "--max-model-len", "0"], "--max-model-len is 0"),
         ([str(model_folder), "--api-key-file", str(tmp_path / "none.txt")], "holds no API key"),
         ([str(model_folder), "--limits.body", "0"], "--limits.body is 0"),

@@ -68,7 +68,7 @@ def audit_model(
         checks: some of future, padding, packing, cache, batch, nan, labels, separated by commas. All if not
             given
         budget: how much to try: quick (seconds), standard (about a minute) or full
-        layers: how many layers apply a mask of limited reach (window) one after another; counted if not given
+        layers: how many layers apply a mask of limited reach (window) one after another (default: counted)
         limit: seconds for one call of the model; more for a large one
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         html: write a page with a map of which position influences which

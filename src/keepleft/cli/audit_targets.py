@@ -152,7 +152,9 @@ def _import_by_name(name: str) -> ModuleType:
 def _import_file(file: Path) -> ModuleType:
     """Import a module by its path; as part of its package if it is in one."""
     if not file.is_file():
-        raise ValueError(f"there is no file {file}: look at its name, or at the folder you are in")
+        from keepleft.disk.missing_file import missing_file_message
+
+        raise ValueError(missing_file_message(file))
     folder, parts = file.resolve().parent, [file.stem]
     while (folder / "__init__.py").exists():
         parts.insert(0, folder.name)
@@ -308,6 +310,7 @@ def _transformers() -> Any:
 
 def _read_config(file: Path, *, in_directory: bool = True) -> dict[str, Any]:
     """A config.json. Raises ValueError if it is unsafe to open, or names code to download."""
+    from keepleft.disk.missing_file import missing_file_message
     from keepleft.disk.regular_file import MAX_JSON_BYTES, read_file_in, read_regular_file
 
     try:
@@ -317,7 +320,7 @@ def _read_config(file: Path, *, in_directory: bool = True) -> dict[str, Any]:
             content = read_regular_file(file, max_bytes=MAX_JSON_BYTES)
         config = json.loads(content.decode())
     except FileNotFoundError as error:
-        raise ValueError(f"there is no file {file}: give a config.json of Hugging Face's") from error
+        raise ValueError(missing_file_message(file)) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):

@@ -19,6 +19,7 @@ PACKAGES = (
     "huggingface_hub",
     "transformers",
 )
+NAME_WIDTH = 16  # of the first column
 TESTED_TORCH = ((2, 11), (2, 13))  # the oldest and the newest release that keepleft is tested with
 
 
@@ -56,7 +57,7 @@ def doctor(json: bool = False) -> int:
     else:
         for name, value in facts.items():
             if value != []:
-                print(f"{name:16} {_as_text(value)}")
+                print(f"{name:{NAME_WIDTH}} {_as_text(value)}")
     return 0
 
 
@@ -73,7 +74,8 @@ def torch_note(version: str) -> str | None:
 
 def _as_text(value: object) -> object:
     if isinstance(value, dict):
-        return "; ".join(f"{name}: {path}" for name, path in value.items()) or "not installed"
+        rows = [f"{name}: {path}" for name, path in value.items()]
+        return f"\n{'':{NAME_WIDTH}} ".join(rows) or "not installed"
     if isinstance(value, list):
         return ", ".join(value)
     return "not installed" if value is None else value

@@ -42,8 +42,8 @@ def evaluate_model(
             probabilities, or of their logarithms
         fail_under: exit with code 1 if the first metric is worse than this
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
-        dtype: data type of the weights: float32, bfloat16, float16 or int8. With int8, the scores are
-            compared with those of float32
+        dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. With int8, the
+            scores are compared with those of float32
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object
     """
@@ -69,7 +69,8 @@ def evaluate_model(
     if json:
         print(text_io.as_json(asdict(result)))
     else:
-        print(f"{result.count:,} {'tokens' if result.task == 'lm' else 'texts'}")
+        unit = "token" if result.task == "lm" else "text"
+        print(f"{result.count:,} {unit}{'' if result.count == 1 else 's'}")
         for name, value in result.measures.items():
             signature = result.signatures.get(name)
             print(f"{name:18} {value:10.4f}" + (f"  {signature}" if signature else ""))

@@ -30,11 +30,11 @@ def export(
     Args:
         model: a folder, a GGUF file, an installed model, or a name on the Hugging Face hub
         to: ctranslate2, onnx, hf (for transformers), int8 (for keepleft, a quarter of the size) or gguf (for
-            llama.cpp). A file for onnx and gguf, a folder for the others; onnx, hf and int8 are for all
-            models, ctranslate2 for encoder-decoders and decoders, gguf for the LLaMA family
-        out: the folder or file to write
-        quantization: data type of ctranslate2's weights: int8, int16 or float16; float32 if not given
-        dtype: data type of gguf's weights: f32, f16, bf16 or q8_0; f16 if not given
+            llama.cpp) (required). A file for onnx and gguf, a folder for the others; onnx, hf and int8 are
+            for all models, ctranslate2 for encoder-decoders and decoders, gguf for the LLaMA family
+        out: the folder or file to write (required)
+        quantization: data type of ctranslate2's weights: int8, int16 or float16 (default: float32)
+        dtype: data type of gguf's weights: f32, f16, bf16 or q8_0 (default: f16)
         text: a text to compare on, besides random tokens
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         force: replace an existing file or folder

@@ -14,6 +14,7 @@ from keepleft.cli.paths import (
     fetch_command,
     fetched_path,
     installed_weights,
+    similar_name,
 )
 
 
@@ -50,13 +51,9 @@ def check_names(names: list[str], revision: str | None) -> None:
 
 
 def _suggest(name: str) -> str:
-    from difflib import get_close_matches
-
-    by_lower_case = {known.lower(): known for known in WEIGHT_PACKAGES}
-    close = [known for known in by_lower_case if name.lower() in known]
-    close = close or get_close_matches(name.lower(), by_lower_case, 1)
-    if close:
-        return f"did you mean {by_lower_case[close[0]]}?"
+    containing = [known for known in WEIGHT_PACKAGES if name.lower() in known.lower()]
+    if suggestion := next(iter(containing), None) or similar_name(name, WEIGHT_PACKAGES):
+        return f"did you mean {suggestion}?"
     return f"there are {', '.join(WEIGHT_PACKAGES)}, and OWNER/NAME on the hub"
 
 

@@ -28,7 +28,7 @@ def generate_text(
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
-        raw: continue the text as it is, without the model's chat template
+        raw: continue the text, without the model's chat template
         system: the system message, for a model with a chat template
     """
     model, texts = text_io.split_model_and_texts(inputs, require_model=False, file=flags.input)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from keepleft.cli import text_io
+from keepleft.cli.option_table import spell_flags
 from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
-from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.decoding.generation_config import OPTIONS, GenerationConfig
 
 if TYPE_CHECKING:
     from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
@@ -41,7 +42,7 @@ class GenerateFlags:
         ensemble_average: how several models, MODEL1,MODEL2, are decoded together: by the mean of their
             probabilities, or of their logarithms
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
-        batch_size: texts in a batch; 32 if not given, 8 for summarize
+        batch_size: texts in a batch (default: 32; 8 for summarize)
         dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. If not given, float32,
             or int8 if the model is stored that way
         device: cpu or cuda; a GPU is used if there is one
@@ -137,7 +138,7 @@ def generate_texts(
                     out.flush()
                 for message in {str(warning.message) for warning in caught_warnings} - shown_warnings:
                     shown_warnings.add(message)
-                    bar.print_line(f"note: {message}")
+                    bar.print_line(f"note: {spell_flags(message, OPTIONS.keys())}")
                 bar.update(done, "")
         if flags.plot is not None:
             if first_filled is None:

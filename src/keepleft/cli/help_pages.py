@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from itertools import groupby
@@ -66,9 +67,9 @@ def command_help(command: Command, *, show_all: bool = False, width: int | None 
         lines = [line for option in group for line in _option_lines(option, column, width, show_all)]
         parts.append("\n".join([heading(title), *lines]))
     num_options = len(options) - len(arguments)
-    if not show_all:
-        more = f"All {num_options} options, in full" if num_options > 1 else "More"
-        parts.append(f"{more}: keepleft {command.name} --help-all")
+    shown = [option for group in groups.values() for option in group]
+    if len(shown) < len(options) or len(paragraphs) > 2 or any(opt.summary != opt.help for opt in shown):
+        parts.append(f"All {num_options} options, in full: keepleft {command.name} --help-all")
     return "\n\n".join(parts)
 
 
@@ -94,6 +95,8 @@ def explanation(option: Option, *, complete: bool) -> str:
     text = option.help if complete else option.summary
     named = option.metavar == "|".join(option.choices) or all(choice in text for choice in option.choices)
     notes = [] if named or not option.metavar else [f"one of {', '.join(option.choices)}"]
+    if (example := re.search(r"(several )?as in .*", option.takes)) and "several" not in text.lower():
+        notes.append(example[0])
     if option.default:
         notes.append(f"default: {option.default}")
     return f"{text} ({'; '.join(notes)})" if notes else text

@@ -7,7 +7,7 @@ parameters have a meaning of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter, signature
 from types import NoneType, UnionType
@@ -18,7 +18,7 @@ from keepleft.cli.command_table import Command
 MORE_OPTIONS = "More options"
 MAX_CHOICES_WIDTH = 16  # more choices are named in the sentence of the option
 RESERVED_PARAMETERS = ("inputs", "explicit_options", "flags", "options")
-THREADS_HELP = "maximum number of CPU threads. If not given, one per core that this process may use"
+THREADS_HELP = "number of CPU threads (default: one per usable core)"
 CONFIG_HELP = "a YAML file with any of these options. Options on the command line take precedence"
 PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
@@ -89,8 +89,8 @@ DESIGN_OPTIONS: dict[str, tuple[type, str]] = {
     "encoder_layers": (int, "layers of the encoder, if it differs from the decoder"),
     "decoder_layers": (int, "layers of the decoder, if it differs from the encoder"),
     "heads": (int, "attention heads"),
-    "kv_heads": (int, "key and value heads (grouped-query attention); as many as heads if not given"),
-    "head_dim": (int, "the width of a head; dim / heads if not given"),
+    "kv_heads": (int, "key and value heads, fewer for grouped-query attention (default: as many as heads)"),
+    "head_dim": (int, "the width of a head (default: dim / heads)"),
     "width": (int, "the hidden width of the feed-forward layers"),
     "activation": (str, "the activation of the feed-forward layers: relu, gelu, silu, …"),
     "dropout": (float, "dropout of residuals and embeddings"),
@@ -98,8 +98,8 @@ DESIGN_OPTIONS: dict[str, tuple[type, str]] = {
     "norm_first": (bool, "norms before attention and feed-forward (pre-norm), not after them"),
     "norm_embedding": (bool, "a norm after the embeddings"),
     "bias": (bool, "biases in linear layers"),
-    "bias_qkv": (bool, "biases of queries, keys and values; as bias if not given"),
-    "bias_out": (bool, "the bias after attention; as bias if not given"),
+    "bias_qkv": (bool, "biases of queries, keys and values (default: as bias)"),
+    "bias_out": (bool, "the bias after attention (default: as bias)"),
     "scale_embedding": (bool, "multiply embeddings by the square root of dim"),
     "scale_scores": (bool, "divide attention scores by the square root of the width of a head"),
     "token_types": (int, "number of token types with an embedding of their own (BERT's sentences A and B)"),
@@ -181,7 +181,7 @@ def _parameter_options(
     command: Command, name: str, hint: Any, parameter: Parameter, text: str
 ) -> Iterator[Option]:
     if parameter.default is Parameter.empty:
-        yield make_option(name, hint, None, text)._replace(metavar=command.arguments, is_positional=True)
+        yield make_option(name, hint, None, text)._replace(metavar=name.upper(), is_positional=True)
         return
     nested = [part for part in _union_parts(hint) if isinstance(part, type) and is_dataclass(part)]
     if hint == dict[str, Any] | None:
@@ -230,10 +230,10 @@ def help_texts(source: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def spell_flags(text: str, names: set[str], prefix: str = "") -> str:
-    """A help text whose names with an underscore are spelled as options."""
+def spell_flags(text: str, names: Collection[str], prefix: str = "") -> str:
+    """A text whose names with an underscore are spelled as options."""
     spell = lambda match: f"--{prefix}{match[0].replace('_', '-')}" if match[0] in names else match[0]
-    return re.sub(r"(?<![-\w.])[a-z]+(?:_[a-z]+)+\b", spell, text)
+    return re.sub(r"(?<![-\w./'\"])[a-z]+(?:_[a-z]+)+\b", spell, text)
 
 
 def make_option(key: str, hint: Any, default: Any, text: str, group: str = MORE_OPTIONS) -> Option:
@@ -270,7 +270,7 @@ def _plain_type(name: str, parts: list[Any]) -> tuple[str, str]:
     if str in parts:
         metavar = _METAVAR_BY_NAME.get(name, name.rpartition("_")[2].upper())
         words = _WORDS.get(metavar, "a text")
-        return metavar, f"{words}, or several as in '[a, b]'" if list[str] in parts else words
+        return metavar, f'{words}, or several as in \'["a", "b"]\'' if list[str] in parts else words
     if int in parts:
         return "N", "a whole number" + (", or several as in '[1, 2]'" if list[int] in parts else "")
     if float in parts:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,6 +69,13 @@ def installed_weights() -> dict[str, Path]:
             if path is not None and _holds_weights(path):
                 paths.setdefault(name, path)
     return paths
+
+
+def similar_name(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant, upper or lower case, if one is close."""
+    by_lower_case = {known.lower(): known for known in names}
+    close = get_close_matches(name.lower(), by_lower_case, 1)
+    return by_lower_case[close[0]] if close else None
 
 
 def fetched_path(package: WeightPackage) -> Path | None:

@@ -31,10 +31,10 @@ def push_model(
             name (a.en, a.fr)
         card: a file to use as the card; if not given, the README.md in the model directory if it was edited,
             or else one that is made from the run: data, recipe, metrics, audit, licence, how to use it
-        revision: the branch to push to; main if not given
+        revision: the branch to push to (default: main)
         message: the commit message
         dry_run: write the card and list the files, without a network
-        no_audit: skip the audit of the weights; without this, a model that leaks is not pushed
+        no_audit: push without auditing the weights, so even if the model leaks
     """
     from keepleft.cli.paths import model_path
     from keepleft.runs.audit_verdict import AuditVerdict, audit_quickly

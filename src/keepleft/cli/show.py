@@ -32,9 +32,9 @@ def show(
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then the text to show.
             Without a text, an example
-        html: the file to write
+        html: the file to write (required)
         source: the source text of an encoder-decoder. The model generates the target if no text is given
-        views: some of attention, decoding, masks, leaks, training, separated by commas. All if not given
+        views: some of attention, decoding, masks, leaks, training, separated by commas (default: all)
         runs: a folder of run directories, for the training view
         compare: the folder that `keepleft compare` wrote
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same

@@ -12,12 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from keepleft.cli.paths import WEIGHT_PACKAGES, installed_weights, is_on_disk
+from keepleft.cli.paths import WEIGHT_PACKAGES, installed_weights, is_on_disk, similar_name
 
 HUB_NAME = re.compile(  # owner/name or owner/name@revision
     r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w(@[\w./-]+)?", re.ASCII | re.IGNORECASE
 )
 MODEL_PATH = re.compile(r"[~.]{0,2}/\S+|[^\s:]+/[^\s:]+/\S+|[^\s:]+\.gguf")  # no text starts like this
+MODEL_SUFFIXES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 NAME_LIKE = re.compile(r"[a-z][A-Z]|[-_\d]")  # typical of names, not of words
 
 
@@ -27,7 +28,7 @@ def split_model_and_texts(
     """The model and the texts among positional arguments.
 
     Where a model is not required, the first argument is one only if it looks like a path or a name. `file` is
-    that of --input. Raises ValueError if a required model is missing.
+    that of --input. Raises ValueError if a required model is missing, or if a name seems misspelt.
     """
     if not arguments:
         if require_model:
@@ -39,12 +40,48 @@ def split_model_and_texts(
     first, *texts = arguments
     if not is_on_disk(first) and (installed := installed_weights().get(first)):
         return str(installed), texts
-    is_known = first in WEIGHT_PACKAGES or os.path.exists(first) or bool(MODEL_PATH.fullmatch(first))
-    if require_model or is_known or _is_hub_name(arguments, file):
+    if require_model:
         return first, texts
-    if _is_model_list(first):
+    if is_text_file(first):
+        raise ValueError(f"{first} is a file, not a model: to read texts from it, give --input {first}")
+    if looks_like_path(first) or _is_hub_name(arguments, file):
         return first, texts
+    if not re.search(r"\s", first):
+        _check_single_word(first, texts, file)
     return None, arguments
+
+
+def is_text_file(path: str) -> bool:
+    """Is it a file, and none of a model?"""
+    return os.path.isfile(path) and Path(path).suffix not in MODEL_SUFFIXES
+
+
+def looks_like_path(text: str) -> bool:
+    """Is it a model on this machine, several as MODEL1,MODEL2, or a path, even if nothing is there?"""
+    return (
+        text in WEIGHT_PACKAGES
+        or os.path.exists(text)
+        or bool(MODEL_PATH.fullmatch(text))
+        or _is_model_list(text)
+    )
+
+
+def _check_single_word(word: str, texts: list[str], file: str | None) -> None:
+    """Raise ValueError for a word in place of a model that is nearly a model's name.
+
+    Print a note where other texts follow it, so that it may have been meant as a model.
+    """
+    if not texts and file is None and not NAME_LIKE.search(word):
+        return
+    if suggestion := similar_name(word, installed_weights()):
+        raise ValueError(f"no model is called {word!r}: did you mean {suggestion}?")
+    if texts:
+        is_unquoted = not any(re.search(r"\s", text) for text in texts)
+        hint = "; a text with spaces goes into quotes" if is_unquoted else ""
+        print(
+            f"note: no model is called {word!r}, so it is the first of {len(texts) + 1} texts{hint}",
+            file=sys.stderr,
+        )
 
 
 def _is_model_list(text: str) -> bool:
@@ -78,7 +115,8 @@ def reads_terminal(texts: list[str], file: str | None) -> bool:
 def read_lines(texts: list[str], file: str | None) -> Iterator[str]:
     """The texts of the command line, or else the lines of a file or of stdin."""
     if texts and file:
-        raise ValueError(f"{len(texts)} texts and --input {file} were given: give one of them")
+        number = "a text" if len(texts) == 1 else f"{len(texts)} texts"
+        raise ValueError(f"{number} and --input {file} were given: leave one of them out")
     if texts:
         yield from texts
     elif file and file != "-":

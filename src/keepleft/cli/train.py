@@ -51,15 +51,17 @@ def train_model(
     What --size and the options leave open is chosen from the data.
 
     Args:
-        task: translate, summarize, lm, classify, mlm, span or denoise. Pairs are read by translate and
-            summarize, texts by lm, mlm (BERT), span (T5) and denoise (BART), texts with labels by classify
-        train: training data: a file of texts, of pairs, or of texts and labels. A .txt .tsv .csv .jsonl or
-            .parquet file, or .gz of these, "-" for stdin, or hf:NAME for a Hugging Face dataset; or two
-            line-aligned files, --train.src a.en --train.tgt a.fr. With a table, --train.columns '[text,
-            summary]' names its columns, in the order of the task's fields; --train.tag '<2fr>' puts a
-            language tag before each source, so that one model can generate several languages
+        task: translate, summarize, lm, classify, mlm, span or denoise (required unless --resume). Pairs are
+            read by translate and summarize, texts by lm, mlm (BERT), span (T5) and denoise (BART), texts with
+            labels by classify
+        train: training data: a file of texts, of pairs, or of texts and labels (required unless --resume). A
+            .txt .tsv .csv .jsonl or .parquet file, or .gz of these, "-" for stdin, or hf:NAME for a Hugging
+            Face dataset; or two line-aligned files, --train.src a.en --train.tgt a.fr. With a table,
+            --train.columns '[text, summary]' names its columns, in the order of the task's fields;
+            --train.tag '<2fr>' puts a language tag before each source, so that one model can generate
+            several languages
         valid: validation data, given like --train. If not given, a part of the training data is held out
-        out: the run directory; runs/TASK if not given. --resume finds the run by it, or by --task
+        out: the run directory (default: runs/TASK). --resume finds the run by it, or by --task
         size: the size of the model. --design changes single fields of it
         init_from: a model to start from instead of random weights: a folder, a GGUF file, an installed
             one, a name on the hub

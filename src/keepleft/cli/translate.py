@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from keepleft.cli import text_io
 from keepleft.cli.generate_texts import GenerateFlags, generate_texts
+from keepleft.cli.option_table import join_words
 from keepleft.cli.paths import installed_weights
 from keepleft.decoding.generation_config import GenerationConfig
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from keepleft.pipelines.translator import Translator
 
 SHIPPED_TRANSLATOR = "translator"  # its name among the installed weights
+SHIPPED_LANGUAGES = ("fr", "de", "hi", "en")
 SHIPPED_PIVOT = "en"  # it translates to and from English
 
 
@@ -38,6 +40,11 @@ def translate(
     """
     if to is not None and tag is not None:
         raise ValueError(f"--to {to} and --tag {tag} were given: they say the same, so give one of them")
+    if to is None and not (inputs and _names_model(inputs[0])):
+        raise ValueError(
+            f"say which language to write: --to {join_words(SHIPPED_LANGUAGES)}; without --to, the name of a "
+            "model of your own comes first"
+        )
     model, texts = text_io.split_model_and_texts(inputs, require_model=to is None, file=flags.input)
     is_shipped = model is None or model == SHIPPED_TRANSLATOR
     if model is None:
@@ -51,6 +58,13 @@ def translate(
         return Translator(generator, to, pivot=SHIPPED_PIVOT if is_shipped else None)
 
     return generate_texts(model, texts, options, flags, prepare=with_language, alignments=alignments)
+
+
+def _names_model(text: str) -> bool:
+    """Whether it is a model, or the path or name of one that may be missing."""
+    return not text_io.is_text_file(text) and (
+        text_io.looks_like_path(text) or text in installed_weights() or bool(text_io.HUB_NAME.fullmatch(text))
+    )
 
 
 def shipped_translator() -> str:

@@ -8,8 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from keepleft.cli.command_table import COMMANDS, Command
-from keepleft.cli.option_table import Option, command_options, join_words
-from keepleft.cli.paths import installed_weights
+from keepleft.cli.option_table import Option, command_options, join_words, spell_flags
+from keepleft.cli.paths import installed_weights, similar_name
+from keepleft.disk.missing_file import missing_file_message, similar_path
 
 MODEL_WORDS = "a folder, a GGUF file, an installed model or a name on the Hugging Face hub"
 
@@ -29,8 +30,8 @@ def explain_usage_error(message: str, command: Command, arguments: Sequence[str]
         return _missing_value(match[1], match[2], options)
     if match := re.search(r"argument (--[\w.-]+): ignored explicit argument (.*)", message):
         return f"{match[1]} takes no value, and got {match[2]}: leave it out"
-    if "arguments are required" in message:
-        return missing_argument(command, 0)
+    if match := re.search(r"arguments are required: (.*)", message):
+        return missing_argument(command, len(command.arguments.split()) - len(match[1].split(", ")))
     if match := re.search(r"File does not exist: '([^']+)'", message):
         return _missing_file(Path(match[1]))
     if match := re.search(r"Problems parsing config: (.*)", message, re.S):
@@ -52,23 +53,31 @@ def missing_argument(command: Command, num_given: int) -> str:
 
 
 def name_option(message: str, command: Command) -> str:
-    """The message of an error, with the option's name where it begins with that of a parameter or field."""
+    """The message of an error, with options in place of the names of parameters or fields.
+
+    A name at its beginning, and anywhere those with an underscore, which are no words.
+    """
+    options = [option for option in command_options(command) if not option.is_positional]
+    flags = {option.key: option.flag for option in options}
     match = re.match(r"(?:(?:the (limit) )|(?:(\w+): ))?([a-z][\w.]*) is ", message)
-    if match is None:
-        return message
-    limit, section, name = match.groups()
-    prefix = "limits." if limit else f"{section}." if section else ""
-    option = next((option for option in command_options(command) if option.key == prefix + name), None)
-    if option is None or option.is_positional:
-        return message
-    return f"{option.flag} is {message[match.end() :]}"
+    if match is not None:
+        limit, section, name = match.groups()
+        prefix = "limits." if limit else f"{section}." if section else ""
+        if flag := flags.get(prefix + name):
+            message = f"{flag} is {message[match.end() :]}"
+    return spell_flags(message, flags.keys())
 
 
 def explain_os_error(error: OSError) -> str:
     """The message of an error of the system or of a missing file, without its number and with a remedy."""
     if error.errno is None:
-        match = re.fullmatch(r"there is no model directory (\S+)", str(error))
-        return f"{error}: {_suggest_model(match[1])}" if match else str(error)
+        match = re.match(r"there is no (model )?directory ([^\s,]+)(.*)", str(error))
+        if match is None:
+            return str(error)
+        if match[1] is None:  # nor is it on the hub
+            close = similar_path(Path(match[2]))
+            return f"there is no directory {match[2]}: did you mean {close}?" if close else str(error)
+        return f"{error}: {_suggest_model(match[2])}"
     if error.filename is None:
         return str(error.strerror or error)
     if isinstance(error, FileNotFoundError):
@@ -79,11 +88,11 @@ def explain_os_error(error: OSError) -> str:
 
 
 def _suggest_model(model: str) -> str:
-    """A model with a similar name: of a run in this folder, or installed."""
-    names = [*map(str, Path("runs").glob("*/model")), *installed_weights()]
-    by_lower_case = {name.lower(): name for name in names}
-    if close := get_close_matches(model.lower(), by_lower_case, 1):
-        return f"did you mean {by_lower_case[close[0]]}?"
+    """A model with a similar path, or with a similar name: of a run in this folder, or installed."""
+    run_models = map(str, Path("runs").glob("*/model"))
+    names = run_models if "/" in model else [*run_models, *installed_weights()]
+    if suggestion := similar_path(Path(model)) or similar_name(model, names):
+        return f"did you mean {suggestion}?"
     return "give a folder such as runs/lm/model, OWNER/NAME on the hub, or a name that keepleft doctor lists"
 
 
@@ -111,7 +120,7 @@ def _unknown_argument(
 
 
 def _unknown_option(name: str, command: Command, options: Sequence[Option]) -> str:
-    flags = [option.flag for option in options if not option.is_positional]
+    flags = [*(option.flag for option in options if not option.is_positional), "--help", "--help-all"]
     prefix = name.rpartition(".")[0]
     if prefix in ("--train", "--valid"):
         flags = [flag for flag in flags if flag.startswith(f"{prefix}.")]
@@ -169,12 +178,7 @@ def _missing_value(flag: str, expected: str, options: Sequence[Option]) -> str:
 def _missing_file(path: Path) -> str:
     """Names the file relative to the current folder where it lies below it, as the user probably did."""
     shown_path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    if not path.parent.is_dir():
-        return f"there is no file {shown_path}: there is no folder {shown_path.parent}"
-    suggestions = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), 1)
-    return f"there is no file {shown_path}: " + (
-        f"did you mean {shown_path.with_name(suggestions[0])}?" if suggestions else "look at its name"
-    )
+    return missing_file_message(shown_path)
 
 
 def _invalid_value(keys: Sequence[str], message: str, options: Sequence[Option]) -> str:

@@ -152,7 +152,7 @@ class Batches:
             if total < self.layout.width + 1:
                 raise ValueError(
                     f"the text has {total} tokens, fewer than one window of {self.layout.width} and the "
-                    "token after it: give more text, or a smaller width"
+                    "token after it: give more text, or a smaller --batch.max-length"
                 )
             return
         for name, record_sizes in zip(("text", "source"), self.sizes(), strict=False):

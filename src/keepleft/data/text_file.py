@@ -11,11 +11,11 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
+from keepleft.disk.missing_file import missing_file_message
 from keepleft.disk.regular_file import file_kind, open_regular_file
 
 BLOCK_BYTES = 1 << 16  # bytes read at a time
@@ -147,7 +147,7 @@ def open_text(name: str | os.PathLike[str]) -> TextFile:
         )
         raise IsADirectoryError(f"{name} is a directory: name the files in it ({contents})")
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {name}{_suggest_path(path)}")
+        raise FileNotFoundError(missing_file_message(path))
     if not str(path).startswith(OPEN_FILES):
         raise ValueError(
             f"{name} is {file_kind(path.stat().st_mode)}, not a file that can be read again and again: give "
@@ -155,16 +155,6 @@ def open_text(name: str | os.PathLike[str]) -> TextFile:
         )
     with open(path, "rb") as pipe:
         return _spool(pipe, str(name))
-
-
-def _suggest_path(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f": there is no folder {path.parent}"
-    names = [entry.name for entry in islice(path.parent.iterdir(), 10_000)]
-    if path.name + ".gz" in names:
-        return f": did you mean {path.with_name(path.name + '.gz')}?"
-    matches = get_close_matches(path.name, sorted(names), n=1)
-    return f": did you mean {path.with_name(matches[0])}?" if matches else ""
 
 
 def _spool(pipe: IO[bytes] | None, name: str) -> TextFile:

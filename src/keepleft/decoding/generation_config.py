@@ -87,8 +87,8 @@ class GenerationConfig:
         "maximum number of tokens, the prompt included; max_new_tokens takes precedence", at_least(0)
     )
     max_length_factor: float | None = option(
-        "encoder-decoders, if neither is given: at most this many tokens per source token, plus ten; 2 "
-        "if not given",
+        "encoder-decoders, if neither is given: at most this many tokens per source token, plus ten "
+        "(default: 2)",
         POSITIVE,
         http=HTTPField(le=100),
     )

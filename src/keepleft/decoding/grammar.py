@@ -44,7 +44,8 @@ class GrammarCompiler:
         if not options.eos_ids:
             raise ValueError("a text that keeps to a grammar must be able to end: give eos_token_id")
         matcher = _import_llguidance().LLMatcher(self.llg_tokenizer, grammar_from_options(options))
-        _raise_on_error(matcher)
+        if matcher.is_error():
+            raise ValueError(_error_message(options, matcher.get_error()))
         matcher.compute_bitmask()  # copies of the matcher share what it found out
         return CompiledGrammar(matcher, self.end_token, options.eos_ids)
 
@@ -145,6 +146,14 @@ def _llg_tokenizer(tokenizer_json: str) -> tuple[Any, int]:
 def _raise_on_error(matcher: Any) -> None:
     if matcher.is_error():
         raise ValueError(f"the rule cannot be used: {' '.join(matcher.get_error().split())}")
+
+
+def _error_message(options: GenerationConfig, error: str) -> str:
+    """Names the option, and what is wrong with it; of a regular expression, in the words of its parser."""
+    name = next(name for name in ("regex", "grammar", "json_schema") if getattr(options, name) is not None)
+    _, _, regex_error = error.partition("\nerror: ")
+    reason = regex_error.partition("\n")[0] if options.regex is not None and regex_error else error
+    return f"{name} is {getattr(options, name)!r}: it cannot be used; {' '.join(reason.split())}"
 
 
 def _import_llguidance() -> Any:

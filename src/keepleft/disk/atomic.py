@@ -20,15 +20,26 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `path` on success and is removed on an error."""
+    """A temporary path to write to; it becomes `path` on success and is removed on an error.
+
+    Raises OSError, which names `path`, if it cannot be written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{path} cannot be written, as there is no folder {path.parent}: create it, or name another"
+        )
     temporary = path.with_name(path.name + PART_SUFFIX)
     try:
         yield temporary
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)
         raise
 
 

@@ -112,7 +112,10 @@ def _open_source(job: TrainJob, data: DataConfig) -> RecordSource:
     if data.src is not None or data.tgt is not None:
         if data.src is None or data.tgt is None:
             given_side = "src" if data.tgt is None else "tgt"
-            raise ValueError(f"only {given_side} was given: line-aligned texts need both src and tgt")
+            raise ValueError(
+                f"only {given_side} was given: line-aligned texts need both src and tgt, as in --train.src "
+                "a.en --train.tgt a.fr"
+            )
         if not TASKS[job.task].is_paired:
             raise ValueError(
                 f"src and tgt were given, but the task {job.task} reads {' and '.join(field_names)}: give "

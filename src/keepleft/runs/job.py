@@ -43,7 +43,7 @@ class TokenizerConfig:
 
     Args:
         kind: bpe (byte-level) and unigram split words into subwords, word and char do not
-        size: the largest size of the vocabulary; chosen from the data if not given
+        size: the largest size of the vocabulary (default: chosen from the data)
         joint: one vocabulary for source and target
         path: a tokenizer.json, a SentencePiece .model or a model directory, to use instead of training one
         source_path: the same for the source, if it has a vocabulary of its own
@@ -65,8 +65,8 @@ class BatchConfig:
     """How texts become batches.
 
     Args:
-        tokens: tokens in a step, on all devices together. Padding counts; of a pair, the longer side counts;
-            chosen by size if not given
+        tokens: tokens in a step, on all devices together. Padding counts; of a pair, the longer side counts
+            (default: chosen by size)
         micro_tokens: tokens in a micro-batch, one pass of one device; the gradients of several are
             accumulated into a step; if not given, a step is one pass
         max_length: the most tokens of a text; longer ones are left out (translate), truncated (summarize,

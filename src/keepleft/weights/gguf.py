@@ -11,6 +11,7 @@ from torch import Tensor
 
 from keepleft import checks
 from keepleft.attention.masks import causal
+from keepleft.disk.missing_file import missing_file_message
 from keepleft.models import presets
 from keepleft.models.design import Design, LMHead, StackDesign
 from keepleft.nn.feedforward import FeedForward
@@ -97,7 +98,7 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decod
     from keepleft.weights.model_directory import load_weights
 
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(missing_file_message(path))
     file = GGUFFile(path)
     try:
         tokenizer = read_tokenizer(file.metadata)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from keepleft.disk import safetensors
+from keepleft.disk.missing_file import missing_file_message
 from keepleft.disk.regular_file import exists_in, read_file_in, snapshot_commit
 from keepleft.disk.tokenizer_json import TOKENIZER_FILE, read_tokenizer
 from keepleft.models.build import build_empty, materialize
@@ -249,7 +250,7 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
         )
     if path.is_dir() or path.suffix == ".gguf":
         if not path.exists():
-            raise FileNotFoundError(f"there is no file {path}")
+            raise FileNotFoundError(missing_file_message(path))
         return path
     if path.exists():
         if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
@@ -265,6 +266,7 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
     revision = revision or name_revision or None
     try:
         from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as error:
         raise FileNotFoundError(
             f"there is no directory {name_or_path}, and to fetch a model of that name from the hub you need "
@@ -275,11 +277,19 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=HUB_FILE_PATTERNS)  # nosec B615
         )
+    except LocalEntryNotFoundError as error:
+        raise FileNotFoundError(
+            f"there is no directory {name_or_path}, and the Hugging Face hub could not be reached to look "
+            "for a model of that name: check the path, or the connection"
+        ) from error
     except Exception as error:  # its own, its HTTP client's or the system's
         with_revision = f" and revision {revision!r}" if revision else ""
+        reason = (
+            str(error).strip().rpartition("\n\n")[2].partition("\n")[0]
+        )  # the status and its id come first
         raise FileNotFoundError(
             f"there is no directory {name_or_path}, and the hub gives no model of that name{with_revision}: "
-            f"{error}"
+            f"{reason}"
         ) from error
 
 
