@@ -1,1 +1,1 @@
-"""Weights of keepleft's small translator, in the folder `model`. keepleft reads them; there is no code here."""
+"""Weights of keepleft's small translator, in the folder `model`, for keepleft to read. No code is here."""
