@@ -213,7 +213,8 @@ def test_usage_errors(model_folder, tmp_path, monkeypatch, capsys):
         ([str(model_folder), "--shutdown-timeout", "-1"], "--shutdown-timeout is -1"),
         ([str(model_folder), "--api-key", "a b\n"], "an API key is empty, or has characters"),
     ):
-        assert main(["serve", *options]) == 2, options
+        port = [] if "--port" in options else ["--port", "0"]  # a server of somebody else may have port 8000
+        assert main(["serve", *options, *port]) == 2, options
         assert message in capsys.readouterr().err
 
 

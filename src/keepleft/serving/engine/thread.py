@@ -239,13 +239,13 @@ class EngineThread:
 
     def _publish(self, events: Events) -> None:
         finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]
-        if events:
-            self.on_events(events)
-        if finished:
+        if finished:  # before the events: whoever has an answer finds its request neither in flight nor counted
             with self.condition:
                 self.in_flight.difference_update(finished)
                 for handle in finished:
                     self._quota(handle.request).remove(handle.request.tenant)
+        if events:
+            self.on_events(events)
 
 
 def run_in_own_thread(function: Callable[[], Result]) -> Result:
