@@ -113,6 +113,7 @@ class Server(uvicorn.Server):
                 host=host,
                 port=port,
                 http=protocol_with_timeouts(limits, connections),
+                loop="asyncio",  # whose errors are handled here, also where uvloop is installed
                 ws="none",
                 lifespan="off",
                 log_config=None,
