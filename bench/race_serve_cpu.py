@@ -188,7 +188,7 @@ def make_server(
 
 def serve(engine_name: str, folder: Path, threads: int, clients: int) -> None:
     """Serve in this process until a signal; the first line printed is the port."""
-    from keepleft.cli.serve import SWITCH_INTERVAL
+    from keepleft.serving.http.served_app import SWITCH_INTERVAL
 
     sys.setswitchinterval(SWITCH_INTERVAL)
     make_server(engine_name, folder, threads, clients, lambda host, port: print(port, flush=True)).run()

@@ -19,8 +19,7 @@ import pytest
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.pipelines import loading
-from keepleft.serving.http import server
+from keepleft.serving.http import served_app, server
 from serving.tiny_services import CHAT, decoder
 
 LONG = {"prompt": "the sea", "logit_bias": {"2": -100}, "stream": True}
@@ -237,9 +236,9 @@ def test_keys_come_from_a_file_and_a_public_server_without_keys_is_warned_of(
 @pytest.mark.parametrize("when", ["before the model is loaded", "while it is loaded"])
 def test_a_port_in_use_is_one_message(when, model_folder, capsys, monkeypatch):
     loaded = []
-    load = loading.load_for_inference
+    load = served_app.load_for_inference
     monkeypatch.setattr(
-        loading, "load_for_inference", lambda *args, **kw: loaded.append(1) or load(*args, **kw)
+        served_app, "load_for_inference", lambda *args, **kw: loaded.append(1) or load(*args, **kw)
     )
     if when == "while it is loaded":
         monkeypatch.setattr(server, "check_address", lambda host, port: None)

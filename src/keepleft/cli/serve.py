@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import logging
 import os
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from keepleft.serving.http.limits import Limits
 
 if TYPE_CHECKING:
-    from keepleft.serving.http.log_writer import LogWriter
     from keepleft.serving.http.middleware.auth import APIKey
-    from keepleft.serving.http.middleware.request_log import Log
 
 API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
 OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
-SWITCH_INTERVAL = 0.0003  # seconds a thread may hold the GIL: the engine asks for it hundreds of times a step
-GC_THRESHOLD = 700  # Python's own
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def serve(
@@ -85,32 +76,16 @@ def serve(
         log_level: requests are logged at info, one JSON object per line on stderr
         limits: limits of a request and of the server
     """
-    from contextlib import closing
     from dataclasses import replace
-
-    import torch
 
     from keepleft.cli.paths import check_folders, model_name, model_path
     from keepleft.cli.translate import SHIPPED_TRANSLATOR, shipped_translator
-    from keepleft.pipelines.loading import load_for_inference
-    from keepleft.serving.engine import capacity
-    from keepleft.serving.engine.thread import run_in_own_thread
-    from keepleft.serving.explorer.explorer import Explorer
 
     try:
-        from keepleft.serving.http.app import make_app
-        from keepleft.serving.http.descriptors import (
-            fit_connections,
-            open_descriptors,
-            raise_descriptor_limit,
-        )
-        from keepleft.serving.http.explorer_process.client import ExplorerProcess, start_workers
-        from keepleft.serving.http.explorer_process.tasks import make_tasks
-        from keepleft.serving.http.explorer_process.worker import ModelSource
+        from keepleft.serving.http.descriptors import raise_descriptor_limit
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
-        from keepleft.serving.http.middleware.auth import APIKeys
+        from keepleft.serving.http.served_app import ServedAppOptions, build_served_app
         from keepleft.serving.http.server import Server, check_address
-        from keepleft.serving.http.service import Service
     except ImportError as error:
         raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
 
@@ -120,20 +95,26 @@ def serve(
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     check_folders(runs=runs, compare=compare)
     check_address(host, port)
-    api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
-    max_descriptors = raise_descriptor_limit()
-    host_names = allowed_hosts(host, _as_list(allow_host))
-    limits = limits if max_requests is None else replace(limits, requests=max_requests)
+    keys = _read_api_keys(api_key, api_key_file, operator_key)
     if len(inputs) > 1:
         raise ValueError(f"{inputs[1]!r} is too much: serve takes one model, and options")
     model = inputs[0] if inputs else SHIPPED_TRANSLATOR
-    path = model_path(model, revision) if inputs else shipped_translator()
-    loaded = run_in_own_thread(lambda: load_for_inference(path, dtype=dtype, device=device))
-    name = served_model_name or model_name(model)
-    explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
-    # Forked while there is only this thread, and before there is a socket that a fork would keep open.
-    workers = start_workers(
-        loaded.model, make_tasks(loaded.model, explorer), ModelSource(path, dtype, name, runs, compare)
+    options = ServedAppOptions(
+        path=model_path(model, revision) if inputs else shipped_translator(),
+        name=served_model_name or model_name(model),
+        keys=tuple(keys),
+        allowed_hosts=allowed_hosts(host, _as_list(allow_host)),
+        allowed_origins=tuple(_as_list(allow_origin)),
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        kv_cache_memory=kv_cache_memory,
+        runs=runs,
+        compare=compare,
+        limits=limits if max_requests is None else replace(limits, requests=max_requests),
+        log_level=log_level,
     )
 
     def on_ready(host: str, port: int) -> None:
@@ -141,59 +122,29 @@ def serve(
         message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
         print(message, file=sys.stderr, flush=True)
 
-    with (
-        closing(_make_log_writer()) as log_writer,
-        closing(ExplorerProcess(workers, max_waiting=limits.questions)) as explorer_process,
-    ):
-        torch.set_num_threads(threads or capacity.best_threads(loaded.model))
-        log = _make_log(log_level, log_writer)
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        engine = run_in_own_thread(
-            lambda: capacity.make_engine(
-                loaded.model,
-                loaded.tokenizer,
-                max_num_seqs=max_num_seqs,
-                kv_cache_memory=kv_cache_memory,
-                max_model_len=max_model_len,
-                weights=api_keys.weights,
+    def on_drain(num_requests: int) -> None:
+        if num_requests:
+            seconds = f"{shutdown_timeout:g} seconds to finish"
+            log_writer.write(
+                f"keepleft: shutting down; {num_requests} in flight, with {seconds}: "
+                "a second signal cancels them\n"
             )
-        )
-        requested_connections = limits.connections
-        limits = fit_connections(limits, max_descriptors, open_descriptors())
-        if limits.connections < requested_connections:
+
+    with build_served_app(options) as (app, service, log_writer):
+        if service.limits.connections < options.limits.connections:
             print(
-                f"keepleft: {limits.connections} connections instead of {requested_connections}, since this "
-                f"process may open {max_descriptors} files: raise the limit (ulimit -n) for more",
+                f"keepleft: {service.limits.connections} connections instead of "
+                f"{options.limits.connections}, since this process may open {raise_descriptor_limit()} "
+                "files: raise the limit (ulimit -n) for more",
                 file=sys.stderr,
             )
-        service = Service(
-            loaded,
-            engine,
-            name=name,
-            limits=limits,
-            max_model_len=max_model_len,
-            explorer=explorer,
-            explorer_process=explorer_process,
-        )
-        if not api_keys.hashes and host_names is None:
+        if not keys and options.allowed_hosts is None:
             print(
                 f"keepleft: whoever reaches {host} can use this model: set KEEPLEFT_API_KEY, give "
                 "--api-key-file, or --host 127.0.0.1",
                 file=sys.stderr,
             )
-        app = make_app(
-            service, keys=api_keys, allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log
-        )
-
-        def on_drain(num_requests: int) -> None:
-            if num_requests:
-                seconds = f"{shutdown_timeout:g} seconds to finish"
-                log_writer.write(
-                    f"keepleft: shutting down; {num_requests} in flight, with {seconds}: "
-                    "a second signal cancels them\n"
-                )
-
-        server = Server(
+        Server(
             app,
             service,
             host=host,
@@ -201,15 +152,7 @@ def serve(
             shutdown_timeout=shutdown_timeout,
             on_ready=on_ready,
             on_drain=on_drain,
-        )
-        gc.collect()
-        gc.freeze()  # a full collection would look at every object of PyTorch, and stop all threads for 0.2 s
-        gc.set_threshold(GC_THRESHOLD)  # a collection stops all threads: many short ones, not few long ones
-        try:
-            server.run()
-        finally:
-            if not service.draining:
-                service.drain(0.0)
+        ).run()
     if service.engine_thread.thread.is_alive():
         # The interpreter would wait for it, or crash in it, on the way out.
         sys.stderr.flush()
@@ -239,44 +182,3 @@ def _read_api_keys(key: str | None, file: str | None, operator_key: str | None) 
         check_distinct(keys, operator)
         keys.append(operator)
     return keys
-
-
-def _make_log_writer() -> LogWriter:
-    """Writes to stderr, whoever reads it or does not."""
-    from keepleft.serving.http.log_writer import LogWriter, write_to_descriptor
-
-    def describe_dropped(num_lines: int) -> str:
-        message = f"{num_lines} lines of the log were dropped: nobody read them in time"
-        return _format_line("warning", {"dropped": num_lines, "message": message})
-
-    if sys.__stderr__ is None:  # it is closed, and its number may be that of a connection
-        return LogWriter(lambda line: None, describe_dropped)
-    return LogWriter(partial(write_to_descriptor, sys.__stderr__.fileno()), describe_dropped)
-
-
-def _format_line(level: str, fields: dict[str, Any]) -> str:
-    from keepleft.serving.http.middleware.request_log import log_line
-
-    return json.dumps(log_line(level, fields), ensure_ascii=False) + "\n"
-
-
-def _make_log(level: str, writer: LogWriter) -> Log:
-    """A log of JSON lines, which those of uvicorn and asyncio go to as well."""
-    threshold = LOG_LEVELS.index(level)
-
-    def log(level: str, fields: dict[str, Any]) -> None:
-        if LOG_LEVELS.index(level) >= threshold:
-            writer.write(_format_line(level, fields))
-
-    class JSONLogHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            name = record.levelname.lower()
-            fields = {"logger": record.name, "message": record.getMessage()}
-            log(name if name in LOG_LEVELS else "error", fields)
-
-    for name in ("uvicorn", "asyncio"):
-        logger = logging.getLogger(name)
-        logger.handlers = [JSONLogHandler()]
-        logger.propagate = False
-        logger.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
-    return log

@@ -64,14 +64,16 @@ class ExplorerProcess:
         self.audit_queue.join()
 
 
-def start_workers(model: Model, tasks: Tasks, source: ModelSource) -> WorkerSource:
-    """Where the workers of a served model come from. To be called before any other thread is started.
+def start_workers(model: Model, tasks: Tasks, source: ModelSource, *, can_fork: bool = True) -> WorkerSource:
+    """Where the workers of a served model come from.
+
+    `can_fork`: no other thread has been started yet, so that a fork of this process can work.
 
     A process that uses a GPU cannot be forked, and macOS and Windows fork badly or not at all: there the
     model is loaded a second time, on the CPU, with the first question.
     """
     if sys.platform != "linux":
         return SpawnedWorkers(source)
-    if next(model.parameters()).device.type != "cpu" or torch.cuda.is_initialized():
+    if not can_fork or next(model.parameters()).device.type != "cpu" or torch.cuda.is_initialized():
         return ForkServer(source)
     return ForkServer.fork(tasks, source)
