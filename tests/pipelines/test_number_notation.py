@@ -26,6 +26,7 @@ LANGUAGES = st.sampled_from(["fr", "de", "hi"])
         ("2020-05-12", "2020-05-12", "2020-05-12"),
         ("A380", "A380", "A380"),
         ("1.2.3", "1.2.3", "1.2.3"),
+        ("0171 5551234", "0171 5551234", "0171 5551234"),
     ],
 )
 def test_each_language_has_its_notation(english, french, german):
@@ -51,3 +52,13 @@ def test_there_and_back_it_is_the_same_time(hour, minute, language):
 def test_german_and_french_times_are_read():
     assert convert_number("18.30", "de", "en") == "18:30"  # as it stands before Uhr
     assert convert_number("18h30", "fr", "en") == "18:30"
+
+
+@pytest.mark.parametrize(
+    ("english", "french"),
+    [("3:45 pm", "15 h 45"), ("3:45 p.m", "15 h 45"), ("12:05 AM", "0 h 05"), ("12:30pm", "12 h 30")],
+)
+def test_hours_after_noon_are_counted_on(english, french):
+    assert convert_number(english, "en", "fr") == french
+    assert convert_number(english, "en", "hi") == french.replace(" h ", ":")
+    assert convert_number(english, "en", "en") == english

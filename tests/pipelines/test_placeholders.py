@@ -69,3 +69,9 @@ def test_numbers_come_back_as_the_other_language_writes_them():
     protected = protect("$1,250.50 at 6:05")
     assert restore(protected, protected.text, "fr") == "1 250,50 $ at 6 h 05"
     assert restore(protected, protected.text, "de") == "1.250,50 $ at 6:05"
+
+
+def test_a_french_time_has_no_second_word_for_the_hour():
+    source = protect("We meet at 3:45 pm.")
+    assert restore(source, f"On se voit à {PLACEHOLDERS[0]} heures.", "fr") == "On se voit à 15 h 45."
+    assert restore(protect("page 42"), f"{PLACEHOLDERS[0]} heures", "fr") == "42 heures"

@@ -38,6 +38,8 @@ def test_a_translation_gets_the_form_of_the_text():
     assert usual_form("where is it").undo("Où est-ce ?") == "Où est-ce ?"
     assert usual_form("WHERE IS IT?").undo("Où est-ce ?") == "OÙ EST-CE ?"
     assert usual_form("It rains.").undo("Il pleut.") == "Il pleut."
+    assert usual_form("and it rains,").undo("Und es regnet.") == "und es regnet"
+    assert usual_form("berries are red").undo("Beeren sind rot.") == "Beeren sind rot"
 
 
 @given(st.from_regex(r"[A-Z][a-z]{1,8}( [a-z]{1,8}){0,5}[.!?]", fullmatch=True))

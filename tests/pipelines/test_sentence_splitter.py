@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.pipelines.sentence_splitter import split_clauses, split_sentences
+from keepleft.pipelines.sentence_splitter import split_clauses, split_in_two, split_sentences
 
 TEXTS = st.text(st.sampled_from("aAbZ .!?,;\n\"'(»। 3éÉ—")) | st.text(max_size=60)
 
@@ -57,3 +57,23 @@ def test_clauses_end_at_commas_where_there_are_some():
         "When the rain stopped in the evening,",
         "we went down to the harbour with the children.",
     ]
+
+
+def test_a_long_sentence_without_commas_is_cut_before_a_conjunction():
+    first, second = split_clauses("we walked to the hotel by the sea because there were no taxis at all", 10)
+    assert (first.text, second.text.split()[0]) == ("we walked to the hotel by the sea", "because")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "clauses"),
+    [
+        ("I was born in May, and my name is Tom.", ["I was born in May,", "and my name is Tom."]),
+        ("I was born in May and my name is Tom.", ["I was born in May", "and my name is Tom."]),
+        ("Go to page 42 now.", ["Go to page 42 now."]),
+        ("Yes, and my name is Tom Brown.", ["Yes, and my name is Tom Brown."]),
+    ],
+)
+def test_a_sentence_is_cut_in_two_where_something_separates(sentence, clauses):
+    parts = split_in_two(sentence, 3)
+    assert [part.text for part in parts] == clauses
+    assert "".join(part.text + part.space for part in parts) == sentence

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ class ShoutingGenerator:
     tag: str | None = None
     calls: list[list[str]] = field(default_factory=list)
     forgets: bool = False  # placeholders
+    wants: str = (
+        ""  # a placeholder is forgotten where this is not in the text, but not by the second candidate
+    )
 
     def resolve(self, options):
         return options
@@ -39,7 +43,9 @@ class ShoutingGenerator:
                 word for word in text.upper().split(" ") if not (self.forgets and word[0] in PLACEHOLDERS)
             ]
             result = GenerationResult(" ".join(words), list(range(len(words))), -1.0, True)
-            out.append([result] * (options.num_return_sequences or 1))
+            forgetful = replace(result, text=re.sub(f"[{PLACEHOLDERS}]", "IT", result.text))
+            best = result if self.wants in text else forgetful
+            out.append([best, *[result] * ((options.num_return_sequences or 1) - 1)])
         return out
 
 
@@ -88,7 +94,53 @@ def test_what_is_to_be_copied_goes_through_as_a_placeholder():
 def test_a_sentence_that_loses_a_placeholder_is_translated_without():
     generator = ShoutingGenerator(forgets=True)
     assert translate(["go to page 42 now"], generator) == ["GO TO PAGE 42 NOW"]
+    assert [call[0] for call in generator.calls] == [
+        *[f"Go to page {PLACEHOLDERS[0]} now."] * 2,
+        "Go to page 42 now.",
+    ]
+
+
+def test_of_several_candidates_one_that_keeps_the_placeholders_is_taken():
+    generator = ShoutingGenerator(wants="no such word")
+    assert translate(["Go to page 42 now."], generator) == ["GO TO PAGE 42 NOW."]
     assert len(generator.calls) == 2
+
+
+def test_a_sentence_whose_candidates_all_lose_a_placeholder_is_translated_clause_by_clause():
+    class ShortSightedGenerator(ShoutingGenerator):
+        def generate(self, texts, options, **details):
+            loses = [len(re.findall(f"[{PLACEHOLDERS}]", text)) > 1 for text in texts]
+            results = super().generate(texts, options, **details)
+            return [
+                [replace(result, text=result.text.replace(PLACEHOLDERS[0], "IT")) for result in row]
+                if lost
+                else row
+                for row, lost in zip(results, loses, strict=True)
+            ]
+
+    generator = ShortSightedGenerator()
+    text = "Go to page 42 now, and read on to page 50."
+    assert translate([text], generator) == [text.upper()]
+    assert generator.calls[-1] == [
+        f"Go to page {PLACEHOLDERS[0]} now,",
+        f"And read on to page {PLACEHOLDERS[0]}.",
+    ]
+
+
+def test_several_translations_that_lose_a_placeholder_stay_as_many():
+    translator = Translator(ShoutingGenerator(wants="no such word"), "fr")
+    (results,) = translator.generate(["page 42"], GenerationConfig(num_beams=2, num_return_sequences=2))
+    assert [result.text for result in results] == ["PAGE 42", "PAGE 42"]
+
+
+def test_emoji_stay_where_they_are():
+    generator = ShoutingGenerator()
+    assert translate(["I like it 😀👍🏽 very much ❤️ !", "😀"], generator) == [
+        "I LIKE IT 😀👍🏽 VERY MUCH ❤️ !",
+        "😀",
+    ]
+    assert translate(["I like it 😀"], generator) == ["I LIKE IT 😀"]
+    assert generator.calls[-1] == ["I like it."]
 
 
 def test_a_model_that_never_saw_placeholders_gets_none():

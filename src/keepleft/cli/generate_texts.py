@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,7 +105,8 @@ def generate_texts(
             )
         )
         options = generator.resolve(options).with_defaults(defaults or GenerationConfig())
-        options = _with_n_best(options, flags.n_best)
+        if flags.n_best > 1:
+            options = options.with_num_sequences(flags.n_best)
         stays_blank = not texts or generator.keeps_blank_texts
         first_filled: tuple[int, str] | None = None
         shown_warnings: set[str] = set()
@@ -147,14 +148,6 @@ def generate_texts(
             path = generator.plot(Path(flags.plot), text, select_options(options, [index]))
             print(f"plot: {path}", file=sys.stderr)
     return 0
-
-
-def _with_n_best(options: GenerationConfig, n_best: int) -> GenerationConfig:
-    """Options that return `n_best` sequences, by beam search unless they are sampled."""
-    if n_best == 1:
-        return options
-    num_beams = options.num_beams if options.do_sample else max(n_best, options.beam_count)
-    return replace(options, num_return_sequences=n_best, num_beams=num_beams)
 
 
 def _generate_batch(

@@ -276,6 +276,13 @@ class GenerationConfig:
     def num_sequences(self) -> int:
         return self.num_return_sequences or 1
 
+    def with_num_sequences(self, count: int) -> GenerationConfig:
+        """Options that return this many sequences, by beam search unless they are sampled."""
+        if count == self.num_sequences:
+            return self
+        num_beams = self.num_beams if self.do_sample else max(count, self.beam_count)
+        return self.but(num_return_sequences=count, num_beams=num_beams)
+
     def but(self, **changes: Any) -> GenerationConfig:
         """A copy with some options changed; None leaves one as it was."""
         known = {f.name for f in fields(self)}

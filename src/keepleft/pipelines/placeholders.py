@@ -1,4 +1,4 @@
-"""Placeholders for what a translation copies: addresses on the web, e-mail addresses, numbers, codes.
+"""Placeholders for what a translation copies: addresses on the web, e-mail addresses, numbers, codes, emoji.
 
 A translator that was trained with placeholders sees one character instead of each, and puts it where it
 belongs. The characters are of Unicode's private use area, so no text has them for another reason. Numbers,
@@ -15,6 +15,8 @@ from keepleft.pipelines.number_notation import ENGLISH, NOTATIONS, convert_numbe
 
 PLACEHOLDERS = "\ue000\ue001\ue002\ue003"
 _PLACEHOLDER = re.compile(f"[{PLACEHOLDERS}]")
+_PICTOGRAM = "[\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff][\ufe0f\U0001f3fb-\U0001f3ff]*"
+EMOJI = f"(?:{_PICTOGRAM}(?:\u200d{_PICTOGRAM})*)+"  # pattern of a run of them, with skin tones and joiners
 _NAMES_AND_CODES = (
     r"""(?:https?://|www\.)[^\s<>"]*[^\s<>"'.,;:!?)\]»”“]""",  # an address on the web
     r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",  # an e-mail address
@@ -22,6 +24,7 @@ _NAMES_AND_CODES = (
     r"\b(?:[a-z0-9-]+\.)+(?:com|org|net|edu|io|fr|de|in)\b(?:/\S*[^\s.,;:!?])?",  # a host name
     r"\b[A-Za-z][A-Za-z_-]*\d[A-Za-z0-9_-]*\b",  # a code: A380
     r"(?<![\w+])\+\d[\d -]{5,}\d\b",  # a telephone number
+    EMOJI,
 )
 
 
@@ -67,4 +70,5 @@ def restore(source: ProtectedText, translation: str, language: str | None = None
     """
     copied = [convert_number(part, source.language, language or source.language) for part in source.copied]
     values = dict(zip(PLACEHOLDERS, copied, strict=False))
-    return _PLACEHOLDER.sub(lambda match: values.get(match[0], ""), translation)
+    text = _PLACEHOLDER.sub(lambda match: values.get(match[0], ""), translation)
+    return NOTATIONS[language].without_hour_word(text) if language in NOTATIONS and copied else text

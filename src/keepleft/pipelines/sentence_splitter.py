@@ -28,6 +28,15 @@ ABBREVIATIONS = frozenset(
     "shri smt डॉ श्री प्रो".split()
 )
 # fmt: on
+# fmt: off
+CONJUNCTIONS = frozenset(  # a clause may begin with one
+    "and but because although while when where which who so that if unless until "
+    "et mais parce car quand lorsque tandis si qui où donc puisque "
+    "und aber weil denn wenn als dass obwohl während sondern damit "
+    "और लेकिन क्योंकि कि जब मगर परंतु इसलिए".split()
+)
+# fmt: on
+ANYWHERE = 1.0  # the cost of a cut where nothing separates
 _ENDING_ABBREVIATIONS = frozenset({"etc", "usw", "u.s.w", "a.m", "p.m", "co", "inc", "ltd"})
 
 
@@ -57,25 +66,44 @@ def split_sentences(text: str) -> list[Sentence]:
 
 
 def split_clauses(text: str, max_words: int) -> list[Sentence]:
-    """Parts of a sentence longer than `max_words`: cut at semicolons, dashes and commas, else anywhere."""
+    """Parts of a sentence longer than `max_words`: cut at semicolons, dashes and commas, before conjunctions,
+    else anywhere."""
     words = re.findall(r"\S+\s*", text)
     if len(words) <= max_words:
         return [Sentence(text, "")]
-    middle = len(words) / 2
-
-    def cost(n: int) -> float:
-        """How bad it is to cut before word n: far from the middle, or where nothing separates."""
-        end = words[n - 1].rstrip()[-1:]
-        penalty = 0.0 if end in ";:—–" else 0.15 if end == "," else 1.0
-        return abs(n - middle) / len(words) + penalty
-
-    cut = min(range(1, len(words)), key=cost)
+    cut = min(range(1, len(words)), key=lambda n: _cut_cost(words, n))
     first, second = "".join(words[:cut]), "".join(words[cut:])
     stripped = first.rstrip()
     return [
         *_with_space(split_clauses(stripped, max_words), first[len(stripped) :]),
         *split_clauses(second, max_words),
     ]
+
+
+def split_in_two(text: str, min_words: int) -> list[Sentence]:
+    """The two clauses of a sentence, or the sentence where nothing separates two of so many words each."""
+    words = re.findall(r"\S+\s*", text)
+    cuts = [n for n in range(min_words, len(words) - min_words + 1) if _separation(words, n) < ANYWHERE]
+    if not cuts:
+        return [Sentence(text, "")]
+    cut = min(cuts, key=lambda n: _cut_cost(words, n))
+    first = "".join(words[:cut])
+    return [Sentence(first.rstrip(), first[len(first.rstrip()) :]), Sentence("".join(words[cut:]), "")]
+
+
+def _cut_cost(words: list[str], n: int) -> float:
+    """How bad it is to cut before word n: far from the middle, or where nothing separates."""
+    return abs(n - len(words) / 2) / len(words) + _separation(words, n)
+
+
+def _separation(words: list[str], n: int) -> float:
+    """How little separates word n from the words before it."""
+    end = words[n - 1].rstrip()[-1:]
+    if end in ";:—–":
+        return 0.0
+    if end == ",":
+        return 0.15
+    return 0.25 if words[n].strip().lower() in CONJUNCTIONS else ANYWHERE
 
 
 def _with_space(parts: list[Sentence], space: str) -> list[Sentence]:

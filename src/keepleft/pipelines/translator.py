@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.disk.encode_text import encode_text
 from keepleft.pipelines.language_guess import guess_language
-from keepleft.pipelines.placeholders import PLACEHOLDERS, ProtectedText, is_complete, protect, restore
+from keepleft.pipelines.placeholders import EMOJI, PLACEHOLDERS, ProtectedText, is_complete, protect, restore
 from keepleft.pipelines.sentence_form import SentenceForm, usual_form
-from keepleft.pipelines.sentence_splitter import Sentence, split_clauses, split_sentences
+from keepleft.pipelines.sentence_splitter import Sentence, split_clauses, split_in_two, split_sentences
 from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT", bound=Any)  # a dataclass with a field `text`
 
 MAX_SENTENCE_WORDS = 30  # longer sentences are cut into clauses
+MIN_CLAUSE_WORDS = 3  # of a sentence that is cut because its translation lost a placeholder
+NUM_CANDIDATES = 4  # translations of such a sentence, of which the first complete one is taken
+_EDGES = re.compile(rf"((?:\s|{EMOJI})*)(.*?)((?:\s|{EMOJI})*)", re.DOTALL)
 _TAG = re.compile(r"<2(\w+)>")
 LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"}
 # invisible characters that web pages have and training texts have not, and typographic apostrophes
@@ -53,6 +56,13 @@ class PreparedSentence(NamedTuple):
         return self._replace(protected=ProtectedText(restore(self.protected, self.text)))
 
 
+class TranslationRound(NamedTuple):
+    """What the model has to translate, and how many translations of each are wanted, best first."""
+
+    sources: list[str]
+    num_candidates: int = 1
+
+
 class TextPart(NamedTuple):
     """A part of a text: a sentence to translate, or what stands between sentences, to keep."""
 
@@ -71,6 +81,15 @@ def knows_placeholders(tokenizer: Tokenizer) -> bool:
     return all(len(encode_text(tokenizer, mark, add_special_tokens=False)) == 1 for mark in PLACEHOLDERS)
 
 
+def with_candidates(options: GenerationConfig, num_candidates: int) -> GenerationConfig:
+    """Options that return this many candidates, or as many as they have beams or another strategy allows."""
+    if num_candidates <= options.num_sequences or options.penalty_alpha:
+        return options
+    return options.with_num_sequences(
+        min(num_candidates, options.beam_count) if options.beam_count > 1 else num_candidates
+    )
+
+
 def split_text(text: str) -> list[TextPart]:
     """The sentences of a text and what stands between them; put together they are the text."""
     out: list[TextPart] = []
@@ -86,12 +105,14 @@ def split_text(text: str) -> list[TextPart]:
 
 
 def _parts(clause: Sentence) -> list[TextPart]:
-    stripped = clause.text.strip()
-    begin = clause.text.index(stripped) if stripped else len(clause.text)
+    """A clause without the white space and the emoji around it, which no translation changes."""
+    match = _EDGES.fullmatch(clause.text)
+    assert match is not None
+    begin, text, end = match.groups()
     return [
-        TextPart(clause.text[:begin], False),
-        TextPart(stripped, bool(re.search(r"\w", stripped))),  # "…" needs no translation
-        TextPart(clause.text[begin + len(stripped) :] + clause.space, False),
+        TextPart(begin, False),
+        TextPart(text, bool(re.search(r"\w", text))),  # "…" needs no translation
+        TextPart(end + clause.space, False),
     ]
 
 
@@ -135,41 +156,72 @@ class Translator:
         whole = options.num_sequences > 1 or any(value for value in details.values())
         rounds = self.rounds(texts, _join, whole=whole)
         try:
-            sources = next(rounds)
+            sources, num_candidates = next(rounds)
             while True:
-                sources = rounds.send(self.generator.generate(sources, options, **details))
+                round_options = with_candidates(options, num_candidates)
+                results = self.generator.generate(sources, round_options, **details)
+                sources, num_candidates = rounds.send(results)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
     def rounds(
         self, texts: Sequence[str], join: Callable[[Sequence[ResultT | str]], ResultT], *, whole: bool = False
-    ) -> Generator[list[str], list[list[ResultT]], list[list[ResultT]]]:
+    ) -> Generator[TranslationRound, list[list[ResultT]], list[list[ResultT]]]:
         """Yield what the model has to translate, be sent the results of each, and return those of the texts.
 
         A result is a dataclass with a field `text`; `join` makes one of those of several sentences and what
-        stands between them. There are two rounds at most: sentences that lost a placeholder are translated
-        once more, without.
+        stands between them.
         """
         parts = [[TextPart(text, bool(text.strip()))] if whole else split_text(text) for text in texts]
         sentences = list(dict.fromkeys(part.text for row in parts for part in row if part.is_sentence))
-        sources = [self.prepare(sentence) for sentence in sentences]
-        out = (yield [source.text for source in sources]) if sources else []
-        retried = [n for n, source in enumerate(sources) if not is_complete(source.protected, out[n][0].text)]
-        if retried:
-            plain = [sources[n].without_placeholders() for n in retried]
-            results = yield [source.text for source in plain]
-            for n, source, candidates in zip(retried, plain, results, strict=True):
-                sources[n], out[n] = source, candidates
-        translations = {
-            sentence: [replace(result, text=source.restore(result.text, self.to)) for result in candidates]
-            for sentence, source, candidates in zip(sentences, sources, out, strict=True)
-        }
+        translations = yield from self._translate_sentences(sentences, join, n_best=whole)
         return [
             translations[row[0].text]
             if len(row) == 1 and row[0].is_sentence
             else [join([translations[part.text][0] if part.is_sentence else part.text for part in row])]
             for row in parts
         ]
+
+    def _translate_sentences(
+        self,
+        sentences: list[str],
+        join: Callable[[Sequence[ResultT | str]], ResultT],
+        *,
+        n_best: bool = False,
+    ) -> Generator[TranslationRound, list[list[ResultT]], dict[str, list[ResultT]]]:
+        """The results of each sentence. One that loses a placeholder is tried again: with the next best
+        candidates, then clause by clause (neither with `n_best`), and at last without placeholders.
+        """
+        out: dict[str, list[ResultT]] = {}
+        sources = {sentence: self.prepare(sentence) for sentence in sentences}
+        for num_candidates in (1,) if n_best else (1, NUM_CANDIDATES):
+            if not sources:
+                return out
+            results = yield TranslationRound([source.text for source in sources.values()], num_candidates)
+            for (sentence, source), candidates in zip(list(sources.items()), results, strict=True):
+                best = next(
+                    (result for result in candidates if is_complete(source.protected, result.text)), None
+                )
+                if best is not None and (best is candidates[0] or not n_best):
+                    out[sentence] = self._restore(source, candidates if n_best else [best])
+                    del sources[sentence]
+        for sentence in [] if n_best else list(sources):
+            clauses = split_in_two(sentence, MIN_CLAUSE_WORDS)
+            if len(clauses) == 1:
+                continue
+            translations = yield from self._translate_sentences([clause.text for clause in clauses], join)
+            pieces = [(translations[clause.text][0], clause.space) for clause in clauses]
+            out[sentence] = [join([part for piece in pieces for part in piece])]
+            del sources[sentence]
+        if sources:
+            plain = {sentence: source.without_placeholders() for sentence, source in sources.items()}
+            results = yield TranslationRound([source.text for source in plain.values()])
+            for (sentence, source), candidates in zip(plain.items(), results, strict=True):
+                out[sentence] = self._restore(source, candidates)
+        return out
+
+    def _restore(self, source: PreparedSentence, candidates: list[ResultT]) -> list[ResultT]:
+        return [replace(result, text=source.restore(result.text, self.to)) for result in candidates]
 
     def stream(self, text: str, options: GenerationConfig) -> Iterator[str]:
         """The translation of one text, sentence by sentence."""

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from keepleft.pipelines.translator import Translator
+from keepleft.pipelines.translator import Translator, with_candidates
 from keepleft.serving.engine.request import Tenant
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
@@ -63,9 +63,9 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     translator = _translator(service, body)
     seed: int | None = None
 
-    async def generate(sources: list[str]) -> list[list[FinishedChoice]]:
+    async def generate(sources: list[str], num_candidates: int = 1) -> list[list[FinishedChoice]]:
         nonlocal seed
-        build_plan = partial(_build_plan, service, body, translator, sources, tenant)
+        build_plan = partial(_build_plan, service, body, translator, sources, num_candidates, tenant)
         plan = await prepare_plan(service, tenant, build_plan, texts_in([*sources, body.prefix]))
         seed = plan.seed
         stream = GenerationStream(service, plan, record, only_at_end=True)
@@ -80,9 +80,9 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     else:
         rounds = translator.rounds(texts, _join_choices, whole=(body.num_return_sequences or 1) > 1)
         try:
-            sources = next(rounds)
+            sources, num_candidates = next(rounds)
             while True:
-                sources = rounds.send(await generate(sources))
+                sources, num_candidates = rounds.send(await generate(sources, num_candidates))
         except StopIteration as end:
             translations = end.value
 
@@ -123,11 +123,17 @@ def _join_choices(parts: Sequence[FinishedChoice | str]) -> FinishedChoice:
 
 
 def _build_plan(
-    service: Service, body: TranslateRequest, translator: Translator | None, texts: list[str], tenant: Tenant
+    service: Service,
+    body: TranslateRequest,
+    translator: Translator | None,
+    texts: list[str],
+    num_candidates: int,
+    tenant: Tenant,
 ) -> RequestPlan:
     tag = body.tag if translator is None else translator.generator.tag
     options = resolve_options(service.model, body, sample_by_default=False)
-    num_choices = body.num_return_sequences or options.num_sequences
+    options = with_candidates(options, num_candidates)
+    num_choices = max(body.num_return_sequences or 1, options.num_sequences)
     if num_choices > options.beam_count and not options.do_sample:
         options = options.but(num_beams=num_choices)  # one beam for each translation
     plan = build_requests(
