@@ -8,7 +8,9 @@ they are, from the training files alone:
 
 - numbers, times and codes that both sides share become placeholders, and so do some names
 - some names become other names, also such as look like words, so that names are copied letter by letter
-- some sentences are joined, so that longer texts are known
+- in Hindi, which writes them in its own letters, known names become others of the same kind
+- some sentences are joined, so that longer texts are known, and some linked by "and" or "but", so that longer
+  sentences are, and sentences with several placeholders
 - Hindi, of which there is little, is repeated
 """
 
@@ -20,6 +22,8 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+
+from hindi_names import KINDS
 
 from keepleft.data.tokenizer import train_tokenizer
 from keepleft.disk import atomic
@@ -34,10 +38,31 @@ TAGS = ("<2fr>", "<2en>", "<2de>", "<2hi>")
 VOCABULARY_SIZE = 10_000
 JOINED = 0.06  # joined texts, as a fraction of all pairs
 MAX_JOINED_WORDS = 36
+LINKED = 0.06  # linked sentences, as a fraction of all pairs; half of them of pairs with a placeholder
+MAX_LINKS_OF_MARKED = 2  # for each pair with a placeholder, where there are few
+MAX_LINKED_WORDS = 30
+LINKS = {  # what links two sentences in English, and in the other language
+    "fr": ((" and ", " et "), (", and ", " et "), (", but ", ", mais ")),
+    "de": ((" and ", " und "), (", and ", " und "), (", but ", ", aber ")),
+    "hi": ((" and ", " और "), (", and ", " और "), (", but ", ", लेकिन ")),
+}
+# words that only begin with a capital because a sentence does
+ENGLISH_OPENERS = frozenset(
+    "He She It We They You This That There The My His Her Our Their Your A An".split()
+)
+OPENERS = {
+    "fr": frozenset(
+        "Il Elle Nous Vous Ils Elles Je Tu Le La Les Un Une Mon Ma Mes Son Sa Ses On Ce Cette".split()
+    ),
+    "de": frozenset("Er Sie Es Wir Ihr Ich Du Der Die Das Ein Eine Mein Meine Sein Seine Dies Diese".split()),
+    "hi": frozenset[str](),  # which has no capitals
+}
+HINDI_RENAMINGS = 3  # of each pair with a name in the table
 RENAMED = 0.7  # of the pairs with a name that both sides share
 MIN_NAME_COUNT = 3
 MIN_WORD_COUNT = 20
 NAME = re.compile(r"\b[A-Z][a-z]{2,}\b", re.ASCII)
+_MARKS = re.compile(f"[{PLACEHOLDERS}]")
 SYLLABLES = (
     "an ar bel bo bra cha da del el en es fa fi ga gor ha hel i in is ja jo ka ken la li lo ma mi mor na ne "
     "ni no o pa per qua ra ri ro sa se son ta ter ti to u va vi wil xa ya yu za zo"
@@ -133,6 +158,65 @@ def joined_pairs(pairs: list[Pair], count: int, rng: random.Random) -> list[Pair
     return out
 
 
+def linked_pairs(pairs: list[Pair], language: str, count: int, rng: random.Random) -> list[Pair]:
+    """Pairs of two statements linked by a conjunction."""
+    statements = [pair for pair in pairs if pair[0].endswith(".") and pair[1].endswith((".", "।"))]
+    seconds = [pair for pair in statements if _lowered(pair, language) is not None]
+    marked = [[pair for pair in part if _MARKS.search(pair[0])] for part in (statements, seconds)]
+    out: list[Pair] = []
+    if not seconds:
+        return out
+    num_marked = min(count // 2, MAX_LINKS_OF_MARKED * min(map(len, marked)))
+    for n in range(count):
+        choices = marked if n < num_marked else (statements, seconds)
+        first, second = rng.choice(choices[0]), _lowered(rng.choice(choices[1]), language)
+        assert second is not None
+        second = _with_other_marks(second, first[0])
+        if second is None or len(first[0].split()) + len(second[0].split()) > MAX_LINKED_WORDS:
+            continue
+        link, other_link = rng.choice(LINKS[language])
+        out.append((first[0][:-1] + link + second[0], first[1].rstrip(" .।") + other_link + second[1]))
+    return out
+
+
+def _lowered(pair: Pair, language: str) -> Pair | None:
+    """The pair as it stands behind a conjunction; None where a capital may belong to a name or a noun."""
+    english, other = pair
+    first, other_first = english.split()[0], other.split()[0]
+    if first not in ENGLISH_OPENERS and first not in ("I", "I'm", "I'll", "I've"):
+        return None
+    if language != "hi" and other_first not in OPENERS[language]:
+        return None
+    if other_first == "Sie" and first not in ("She", "They"):  # the polite form keeps its capital
+        return None
+    if first in ENGLISH_OPENERS:
+        english = english[0].lower() + english[1:]
+    return english, other if language == "hi" else other[0].lower() + other[1:]
+
+
+def _with_other_marks(pair: Pair, text: str) -> Pair | None:
+    """The pair with placeholders that are not in the text; None where there are too few."""
+    used = dict.fromkeys(_MARKS.findall(pair[0]))
+    free = [mark for mark in PLACEHOLDERS if mark not in text]
+    if len(free) < len(used):
+        return None
+    marks = str.maketrans(dict(zip(used, free, strict=False)))
+    return pair[0].translate(marks), pair[1].translate(marks)
+
+
+def hindi_renamed_pairs(pairs: list[Pair], rng: random.Random) -> list[Pair]:
+    """Pairs with other men, women or places, as both languages write them."""
+    out = []
+    for english, hindi in pairs:
+        for names in KINDS:
+            for name in set(NAME.findall(english)) & names.keys():
+                if english.count(name) != 1 or hindi.count(names[name]) != 1:
+                    continue
+                for new_name in rng.sample(sorted(names.keys() - {name}), HINDI_RENAMINGS):
+                    out.append((english.replace(name, new_name), hindi.replace(names[name], names[new_name])))
+    return out
+
+
 def augment(pairs: list[Pair], language: str, rng: random.Random) -> list[Pair]:
     """The pairs and what is made from them, in random order."""
     names = shared_names(pairs)
@@ -146,7 +230,11 @@ def augment(pairs: list[Pair], language: str, rng: random.Random) -> list[Pair]:
             and (renamed := renamed_pair(pair, known_names, new_names, rng)) is not None
         ):
             out.append(renamed)
-    out += joined_pairs(plain, round(JOINED * len(out)), rng)
+    if language == "hi":
+        out += hindi_renamed_pairs(plain, rng)
+    count = len(out)
+    out += joined_pairs(plain, round(JOINED * count), rng)
+    out += linked_pairs(out[:count], language, round(LINKED * count), rng)
     rng.shuffle(out)
     return out
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import random
+import re
 import sys
 from pathlib import Path
 
@@ -33,7 +35,7 @@ def scripts(monkeypatch):
     import prepare
 
     yield prepare, distill
-    for name in ("distill", "prepare"):
+    for name in ("distill", "hindi_names", "prepare"):
         sys.modules.pop(name, None)
 
 
@@ -103,3 +105,31 @@ def test_what_is_chosen_is_most_like_a_reference(scripts):
     assert distill.is_plausible("Hello there.", "Bonjour.")
     assert not distill.is_plausible("Hi.", "very long " * 9)
     assert not distill.is_plausible("Hi.", " ")
+
+
+def test_linked_sentences_keep_their_placeholders_apart(scripts):
+    prepare, _ = scripts
+    mark = PLACEHOLDERS[0]
+    cats = (f"He has {mark} cats.", f"Il a {mark} chats.")
+    page = (f"She reads page {mark}.", f"Elle lit la page {mark}.")
+    linked = prepare.linked_pairs([cats, page], "fr", 4, random.Random(0))
+    assert linked
+    for english, french in linked:
+        assert " he " in english or " she " in english  # without its capital
+        marks, french_marks = (re.findall(f"[{PLACEHOLDERS}]", text) for text in (english, french))
+        assert len(set(marks)) == 2
+        assert marks == french_marks
+    assert not prepare.linked_pairs([("You are here.", "Sie sind hier.")], "de", 9, random.Random(0))
+
+
+def test_names_change_in_both_alphabets(scripts):
+    prepare, _ = scripts
+    renamed = prepare.hindi_renamed_pairs([("Tom lives in Rome.", "टॉम रोम में रहता है।")], random.Random(0))
+    assert len(renamed) == 6
+    from hindi_names import MEN, PLACES
+
+    for english, hindi in renamed:
+        assert english != "Tom lives in Rome."
+        (name,) = (name for name in MEN if english.startswith(f"{name} "))
+        (place,) = (place for place in PLACES if english.endswith(f"in {place}."))
+        assert hindi == f"{MEN[name]} {PLACES[place]} में रहता है।"
