@@ -1,0 +1,148 @@
+"""Behind a gateway: request ids, the label of a replica, gauges under vLLM's names, probes."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+
+import httpx
+import pytest
+
+from keepleft.serving.http.middleware.auth import APIKeys
+from keepleft.serving.http.request_id import MAX_REQUEST_ID_LENGTH
+from keepleft.serving.http.service import Service
+from serving.test_http_misbehaving_clients import wait_until
+from serving.tiny_services import Slow, client, decoder, running
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BODY = {"prompt": "the sea", "max_tokens": 3, "seed": 1}
+OUR_ID = re.compile(r"req_[0-9a-f]{24}")
+
+
+def logged_client(lines, *args, **options):
+    return client(decoder(), *args, log=lambda level, fields: lines.append(fields), **options)
+
+
+# request ids -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_id", ["a", "7d8f5c1e-0a52-4b7e-9d1a-2f6f0e9b3c11", "Root=1-67891233:abc/def+g.h", "x" * 128]
+)
+def test_a_plain_id_is_taken_over_in_the_header_the_log_and_the_body(request_id):
+    lines = []
+    with logged_client(lines) as http_client:
+        answer = http_client.post("/v1/completions", json=BODY, headers={"x-request-id": request_id})
+    assert answer.status_code == 200
+    assert answer.headers.get_list("x-request-id") == [request_id]
+    assert lines[0]["id"] == request_id
+    assert answer.json()["id"] == f"cmpl-{request_id}"
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    [
+        "",
+        "x" * (MAX_REQUEST_ID_LENGTH + 1),
+        "two words",
+        "a, b",
+        'a","level":"error',
+        "a\x1b[31m",
+        "a\tb",
+        "a\nb",
+        "a\n",
+        "a\r\nset-cookie: b=c",
+        "\x00",
+        "<b>a</b>",
+        "${jndi:ldap://a/b}",
+        "é",
+        "１２３",
+    ],
+)
+def test_any_other_id_is_replaced_by_one_of_ours(request_id):
+    lines = []
+    with logged_client(lines) as http_client:
+        answer = http_client.get("/v1/models", headers={"x-request-id": request_id.encode("utf-8")})
+    assert answer.status_code == 200
+    (answered_id,) = answer.headers.get_list("x-request-id")
+    assert OUR_ID.fullmatch(answered_id)
+    assert lines[0]["id"] == answered_id
+    assert "set-cookie" not in answer.headers
+
+
+def test_two_ids_are_replaced_by_one_of_ours():
+    with client(decoder()) as http_client:
+        for names in (("x-request-id", "x-request-id"), ("X-Request-Id", "x-request-ID")):
+            headers = [(name, "a-plain-id") for name in names]
+            answer = http_client.get("/v1/models", headers=headers)
+            (answered_id,) = answer.headers.get_list("x-request-id")
+            assert OUR_ID.fullmatch(answered_id)
+
+
+def test_an_id_is_taken_over_whatever_the_answer_is(monkeypatch):
+    def break_down(*_):
+        raise ZeroDivisionError
+
+    headers = {"x-request-id": "gateway-1"}
+    lines = []
+    with logged_client(lines, keys=APIKeys(["a-key"])) as http_client:
+        answer = http_client.get("/v1/models", headers=headers)
+        assert (answer.status_code, answer.headers.get_list("x-request-id")) == (401, ["gateway-1"])
+        monkeypatch.setattr(Service, "check_model", break_down)
+        authorized = {**headers, "authorization": "Bearer a-key"}
+        answer = http_client.post("/v1/completions", json=BODY, headers=authorized)
+        assert (answer.status_code, answer.headers.get_list("x-request-id")) == (500, ["gateway-1"])
+        assert "it was logged under gateway-1" in answer.json()["error"]["message"]
+    assert {line["id"] for line in lines} == {"gateway-1"}
+
+
+def test_over_a_socket_the_id_comes_back_once_and_unchanged():
+    with (
+        running(decoder()) as (port, _, _),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as connection,
+    ):
+        connection.sendall(
+            b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nX-Request-ID:  Gate.Way-7 \r\n"
+            b"connection: close\r\n\r\n"
+        )
+        head = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")[0]
+    (line,) = [line for line in head.split(b"\r\n") if line.lower().startswith(b"x-request-id")]
+    assert line.partition(b": ")[2] == b"Gate.Way-7"
+
+
+def test_a_request_with_the_id_of_another_neither_disturbs_it_nor_gets_its_answer():
+    bodies = [
+        {**BODY, "prompt": prompt, "max_tokens": 12, "stream": True} for prompt in ("the sea", "a ship")
+    ]
+    headers = {"x-request-id": "the-same"}
+    lines = []
+    with running(decoder(), Slow, log=lambda level, fields: lines.append(fields)) as (port, service, _):
+        address = f"http://127.0.0.1:{port}/v1/completions"
+        alone = [httpx.post(address, json=body, timeout=60).text for body in bodies]
+        together = {}
+
+        def ask(number):
+            together[number] = httpx.post(address, json=bodies[number], headers=headers, timeout=60).text
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(service.engine_thread.in_flight) == 2)
+        leaving = {**bodies[0], "max_tokens": 500, "logit_bias": {"2": -100}}
+        with httpx.stream("POST", address, json=leaving, headers=headers, timeout=60) as stream:
+            next(stream.iter_lines())  # the client leaves in the middle
+        for thread in threads:
+            thread.join(60)
+        wait_until(lambda: not service.engine_thread.in_flight)
+        wait_until(lambda: len(lines) == 5)
+
+    def texts(stream):
+        events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+        return [choice["text"] for event in events for choice in json.loads(event)["choices"]]
+
+    for number in (0, 1):
+        assert '"id":"cmpl-the-same"' in together[number]
+        assert texts(together[number]) == texts(alone[number])
+    assert sum(line["id"] == "the-same" for line in lines) == 3  # each request has a line of its own
