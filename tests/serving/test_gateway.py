@@ -10,10 +10,13 @@ import threading
 import httpx
 import pytest
 
-from keepleft.serving.http.middleware.auth import APIKeys
+from keepleft.cli import main
+from keepleft.serving.http.metrics import MAX_REPLICA_LENGTH
+from keepleft.serving.http.middleware.auth import APIKey, APIKeys
 from keepleft.serving.http.request_id import MAX_REQUEST_ID_LENGTH
 from keepleft.serving.http.service import Service
 from serving.test_http_misbehaving_clients import wait_until
+from serving.test_http_serve import model_folder, served  # noqa: F401 (a fixture)
 from serving.tiny_services import Slow, client, decoder, running
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,3 +149,58 @@ def test_a_request_with_the_id_of_another_neither_disturbs_it_nor_gets_its_answe
         assert '"id":"cmpl-the-same"' in together[number]
         assert texts(together[number]) == texts(alone[number])
     assert sum(line["id"] == "the-same" for line in lines) == 3  # each request has a line of its own
+
+
+# the label of a replica ------------------------------------------------------------------------------
+
+KEYS = APIKeys([APIKey("a-key", name="team-a"), APIKey("the-operator", operator=True)])
+OPERATOR = {"authorization": "Bearer the-operator"}
+
+
+def samples(text):
+    """Names with labels, and values, of metrics that do not depend on the clock."""
+    lines = [line.rpartition(" ") for line in text.splitlines() if line]
+    return [name if re.search(r"seconds|_created", name) else (name, value) for name, _, value in lines]
+
+
+def read_metrics(key="the-operator", **options):
+    with client(decoder(), keys=KEYS, **options) as http_client:
+        headers = {"authorization": "Bearer a-key"}
+        assert http_client.post("/v1/completions", json=BODY, headers=headers).status_code == 200
+        return http_client.get("/metrics", headers={"authorization": f"Bearer {key}"}).text
+
+
+@pytest.mark.parametrize("key", ["the-operator", "a-key"])
+def test_the_replica_is_a_label_of_every_metric_and_nothing_else_changes(key):
+    plain, labelled = read_metrics(key), read_metrics(key, replica="pod-7")
+    assert "replica" not in plain
+    sample_lines = [line for line in labelled.splitlines() if not line.startswith("#")]
+    assert sample_lines
+    assert all(line.count('replica="pod-7"') == 1 for line in sample_lines)
+    unlabelled = re.sub(r'\{replica="pod-7"\}|replica="pod-7",|,replica="pod-7"', "", labelled)
+    assert samples(unlabelled) == samples(plain)
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\nb", "é", "x" * (MAX_REPLICA_LENGTH + 1)])
+def test_the_name_of_a_replica_is_plain(name):
+    with pytest.raises(ValueError, match=r"the name of the replica is .*: use at most"):
+        read_metrics(replica=name)
+
+
+@pytest.mark.parametrize("way", ["option", "environment", "both"])
+def test_serve_takes_the_name_of_the_replica_by_option_or_environment(way, model_folder):  # noqa: F811
+    options = [] if way == "environment" else ["--replica", "pod-7"]
+    variable = {"option": "", "environment": "pod-7", "both": "another"}[way]
+    with served(model_folder, *options, env={"KEEPLEFT_REPLICA": variable}) as (address, process, lines):
+        assert httpx.get(f"{address}/v1/models").status_code == 200
+        assert 'keepleft_prompt_tokens_total{replica="pod-7"} 0.0' in httpx.get(f"{address}/metrics").text
+        process.terminate()
+        assert process.wait(30) == 0
+    (line,) = [json.loads(line) for line in lines if line.startswith("{")]
+    assert (line["route"], line["replica"]) == ("/v1/models", "pod-7")
+
+
+def test_a_replica_without_a_plain_name_is_refused_before_its_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setenv("KEEPLEFT_REPLICA", "pod 7")
+    assert main(["serve", "no-such-model", "--port", "0"]) == 2
+    assert "the name of the replica is 'pod 7': use at most 253 letters" in capsys.readouterr().err

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
 OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
+REPLICA_VARIABLE = "KEEPLEFT_REPLICA"
 SWITCH_INTERVAL = 0.0003  # seconds a thread may hold the GIL: the engine asks for it hundreds of times a step
 GC_THRESHOLD = 700  # Python's own
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -45,6 +46,7 @@ def serve(
     allow_host: str | list[str] | None = None,
     runs: str | None = None,
     compare: str | None = None,
+    replica: str | None = None,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     limits: Limits = Limits(),  # noqa: B008 (it is frozen)
 ) -> int:
@@ -82,6 +84,8 @@ def serve(
         allow_host: further host names that are accepted on a loopback address, for a server behind a proxy
         runs: a folder of run directories, for the training view of the page
         compare: the folder that `keepleft compare` wrote, for the page
+        replica: the name of this server among several behind a gateway, as a label of all metrics and a field
+            of log lines; the environment variable KEEPLEFT_REPLICA does the same
         log_level: requests are logged at info, one JSON object per line on stderr
         limits: limits of a request and of the server
     """
@@ -107,6 +111,7 @@ def serve(
         from keepleft.serving.http.explorer_process.client import ExplorerProcess, start_workers
         from keepleft.serving.http.explorer_process.tasks import make_tasks
         from keepleft.serving.http.explorer_process.worker import ModelSource
+        from keepleft.serving.http.metrics import check_replica
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
         from keepleft.serving.http.middleware.auth import APIKeys
         from keepleft.serving.http.server import Server, check_address
@@ -120,6 +125,9 @@ def serve(
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     check_folders(runs=runs, compare=compare)
     check_address(host, port)
+    replica = replica or os.environ.get(REPLICA_VARIABLE) or None
+    if replica is not None:
+        check_replica(replica)
     api_keys = APIKeys(_read_api_keys(api_key, api_key_file, operator_key))
     max_descriptors = raise_descriptor_limit()
     host_names = allowed_hosts(host, _as_list(allow_host))
@@ -142,11 +150,11 @@ def serve(
         print(message, file=sys.stderr, flush=True)
 
     with (
-        closing(_make_log_writer()) as log_writer,
+        closing(_make_log_writer(replica)) as log_writer,
         closing(ExplorerProcess(workers, max_waiting=limits.questions)) as explorer_process,
     ):
         torch.set_num_threads(threads or capacity.best_threads(loaded.model))
-        log = _make_log(log_level, log_writer)
+        log = _make_log(log_level, log_writer, replica)
         sys.setswitchinterval(SWITCH_INTERVAL)
         engine = run_in_own_thread(
             lambda: capacity.make_engine(
@@ -182,7 +190,12 @@ def serve(
                 file=sys.stderr,
             )
         app = make_app(
-            service, keys=api_keys, allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log
+            service,
+            keys=api_keys,
+            allowed_hosts=host_names,
+            allowed_origins=_as_list(allow_origin),
+            replica=replica,
+            log=log,
         )
 
         def on_drain(num_requests: int) -> None:
@@ -241,32 +254,34 @@ def _read_api_keys(key: str | None, file: str | None, operator_key: str | None) 
     return keys
 
 
-def _make_log_writer() -> LogWriter:
+def _make_log_writer(replica: str | None) -> LogWriter:
     """Writes to stderr, whoever reads it or does not."""
     from keepleft.serving.http.log_writer import LogWriter, write_to_descriptor
 
     def describe_dropped(num_lines: int) -> str:
         message = f"{num_lines} lines of the log were dropped: nobody read them in time"
-        return _format_line("warning", {"dropped": num_lines, "message": message})
+        return _format_line("warning", {"dropped": num_lines, "message": message}, replica)
 
     if sys.__stderr__ is None:  # it is closed, and its number may be that of a connection
         return LogWriter(lambda line: None, describe_dropped)
     return LogWriter(partial(write_to_descriptor, sys.__stderr__.fileno()), describe_dropped)
 
 
-def _format_line(level: str, fields: dict[str, Any]) -> str:
+def _format_line(level: str, fields: dict[str, Any], replica: str | None) -> str:
     from keepleft.serving.http.middleware.request_log import log_line
 
+    if replica is not None:
+        fields = {**fields, "replica": replica}
     return json.dumps(log_line(level, fields), ensure_ascii=False) + "\n"
 
 
-def _make_log(level: str, writer: LogWriter) -> Log:
+def _make_log(level: str, writer: LogWriter, replica: str | None) -> Log:
     """A log of JSON lines, which those of uvicorn and asyncio go to as well."""
     threshold = LOG_LEVELS.index(level)
 
     def log(level: str, fields: dict[str, Any]) -> None:
         if LOG_LEVELS.index(level) >= threshold:
-            writer.write(_format_line(level, fields))
+            writer.write(_format_line(level, fields, replica))
 
     class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

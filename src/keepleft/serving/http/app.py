@@ -42,15 +42,17 @@ def make_app(
     keys: APIKeys | None = None,
     allowed_hosts: frozenset[str] | None = None,
     allowed_origins: Sequence[str] = (),
+    replica: str | None = None,
     log: Log = lambda level, fields: None,
 ) -> FastAPI:
     """The application that serves `service`.
 
     `keys`: the API keys it accepts; `allowed_hosts`: the Host headers it accepts, None for any;
-    `allowed_origins`: the origins of web pages that may use it (CORS).
+    `allowed_origins`: the origins of web pages that may use it (CORS); `replica`: a label of all metrics,
+    where several servers serve one model.
     """
     keys = keys or APIKeys()
-    metrics = Metrics(keys.label if keys.hashes else None)
+    metrics = Metrics(keys.label if keys.hashes else None, replica)
     app = FastAPI(
         title="keepleft",
         version=__version__,

@@ -39,15 +39,20 @@ USAGE_METRICS = {
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 RECENT_SECONDS = 300.0
 MAX_RECENT = 512  # latencies
+MAX_REPLICA_LENGTH = 253  # as long as the name of a pod may be
 
 
 class Metrics:
     """The metrics of one server; another server in the same process has its own registry.
 
-    `key_label`: what the operator's metrics call an API key; None on a server without keys.
+    `key_label`: what the operator's metrics call an API key; None on a server without keys. `replica`: the
+    label of all metrics that tells this server from others of the same model; None for no such label.
     """
 
-    def __init__(self, key_label: Callable[[str], str] | None = None) -> None:
+    def __init__(self, key_label: Callable[[str], str] | None = None, replica: str | None = None) -> None:
+        if replica is not None:
+            check_replica(replica)
+        self.replica = replica
         self.registry = CollectorRegistry()
         self.engine_collector = EngineCollector()
         self.requests = self._counter("requests", "requests answered", ("route", "status"))
@@ -97,13 +102,48 @@ class Metrics:
     def render(self, engine_stats: Mapping[str, float]) -> bytes:
         """All metrics, in the text format of Prometheus."""
         self.engine_collector.stats = engine_stats
-        return generate_latest(self.registry)
+        return self._render(self.registry)
 
     def render_usage(self, key: str) -> bytes:
         """What one key has used, in the same format."""
         registry = CollectorRegistry()
         registry.register(UsageCollector({key: self.usage_by_key.get(key, Tally())}))
-        return generate_latest(registry)
+        return self._render(registry)
+
+    def _render(self, registry: CollectorRegistry) -> bytes:
+        if self.replica is None:
+            return generate_latest(registry)
+        labelled = CollectorRegistry()
+        labelled.register(ReplicaCollector(registry, self.replica))
+        return generate_latest(labelled)
+
+
+def check_replica(name: str) -> None:
+    """Raise ValueError for a name of a replica that is not plain."""
+    if not re.fullmatch(rf"[A-Za-z0-9._:/-]{{1,{MAX_REPLICA_LENGTH}}}", name):
+        raise ValueError(
+            f"the name of the replica is {name[:40]!r}: use at most {MAX_REPLICA_LENGTH} letters, digits, "
+            "dots, colons, slashes, hyphens and underscores"
+        )
+
+
+class ReplicaCollector:
+    """The metrics of a registry, each with the label `replica`."""
+
+    def __init__(self, registry: CollectorRegistry, replica: str) -> None:
+        self.registry = registry
+        self.replica = replica
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self.registry.collect():
+            family.samples = [
+                sample._replace(labels={"replica": self.replica, **sample.labels})
+                for sample in family.samples
+            ]
+            yield family
+
+    def describe(self) -> list[Metric]:
+        return []  # the registry knows them
 
 
 class RecentLatencies:
