@@ -6,18 +6,24 @@ import json
 import re
 import socket
 import threading
+import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from keepleft.cli import main
-from keepleft.serving.http.metrics import MAX_REPLICA_LENGTH
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
+from keepleft.serving.engine.encoder import EncoderEngine
+from keepleft.serving.engine.request import GenerationRequest
+from keepleft.serving.http.metrics import MAX_REPLICA_LENGTH, Metrics
 from keepleft.serving.http.middleware.auth import APIKey, APIKeys
 from keepleft.serving.http.request_id import MAX_REQUEST_ID_LENGTH
 from keepleft.serving.http.service import Service
-from serving.test_http_misbehaving_clients import wait_until
+from serving.test_http_misbehaving_clients import Stuck, wait_until
 from serving.test_http_serve import model_folder, served  # noqa: F401 (a fixture)
-from serving.tiny_services import Slow, client, decoder, running
+from serving.tiny_services import Slow, client, decoder, encoder, running
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BODY = {"prompt": "the sea", "max_tokens": 3, "seed": 1}
@@ -204,3 +210,76 @@ def test_a_replica_without_a_plain_name_is_refused_before_its_model_is_loaded(mo
     monkeypatch.setenv("KEEPLEFT_REPLICA", "pod 7")
     assert main(["serve", "no-such-model", "--port", "0"]) == 2
     assert "the name of the replica is 'pod 7': use at most 253 letters" in capsys.readouterr().err
+
+
+# gauges under vLLM's names ---------------------------------------------------------------------------
+
+ENDLESS = {"prompt": "the sea", "max_tokens": 500, "logit_bias": {"2": -100}, "stream": True}
+
+
+def read_gauges(text):
+    """Of each gauge under vLLM's names, its labels and its value."""
+    assert set(re.findall(r"^# TYPE vllm:(\w+) (\w+)", text, re.M)) == {
+        ("num_requests_running", "gauge"),
+        ("num_requests_waiting", "gauge"),
+        ("kv_cache_usage_perc", "gauge"),
+    }
+    lines = re.findall(r"^vllm:(\w+)\{(.*)\} (\S+)$", text, re.M)
+    assert {labels for _, labels, _ in lines} == {'model_name="tiny"'}
+    return {name: float(value) for name, _, value in lines}
+
+
+class TwoRows(ContinuousBatchingEngine):
+    """A batch of two rows and a few pages; its steps take long enough to be seen."""
+
+    def __init__(self, model, tokenizer):
+        super().__init__(model, tokenizer, max_num_seqs=2, pages=40, page_size=16)
+
+    def step(self):
+        time.sleep(0.01)
+        return super().step()
+
+
+def test_the_gauges_are_the_load_of_the_engine():
+    with running(decoder(), TwoRows) as (port, service, _):
+        address = f"http://127.0.0.1:{port}"
+        read = lambda: read_gauges(httpx.get(f"{address}/metrics").text)
+        idle = {"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+        assert read() == idle
+        with ExitStack() as streams:
+            for _ in range(5):
+                stream = httpx.stream("POST", f"{address}/v1/completions", json=ENDLESS, timeout=60)
+                streams.enter_context(stream)
+            wait_until(lambda: read()["num_requests_running"] == 2)
+            gauges = read()
+            assert gauges["num_requests_waiting"] == 3
+            assert 0 < gauges["kv_cache_usage_perc"] <= 1
+        wait_until(lambda: not service.engine_thread.in_flight)
+        wait_until(lambda: read() == idle)  # what only the prefix cache holds is free, as in vLLM
+
+
+def test_what_came_during_a_step_counts_as_waiting():
+    with running(decoder(), Stuck) as (port, service, _):
+        for _ in range(3):
+            service.engine_thread.submit(GenerationRequest([5, 6], GenerationConfig(max_new_tokens=3)))
+        gauges = read_gauges(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+        assert (gauges["num_requests_running"], gauges["num_requests_waiting"]) == (0, 3)
+        service.abort_all()
+        service.engine_thread.engine.is_stuck = False
+
+
+def test_an_encoder_has_the_gauges_too():
+    with client(encoder(), EncoderEngine) as http_client:
+        assert set(read_gauges(http_client.get("/metrics").text).values()) == {0.0}
+
+
+def test_the_name_of_the_model_is_quoted_in_its_label():
+    text = Metrics('runs/"a"\n\\b').render({}).decode()
+    assert 'vllm:num_requests_waiting{model_name="runs/\\"a\\"\\n\\\\b"} 0.0' in text
+
+
+def test_only_the_operator_sees_the_gauges():
+    assert "vllm:" not in read_metrics("a-key")
+    assert "vllm:num_requests_waiting" in read_metrics("the-operator")
+    with client(decoder(), keys=KEYS) as http_client:
+        assert http_client.get("/metrics").status_code == 401

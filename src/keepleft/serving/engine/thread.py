@@ -239,7 +239,8 @@ class EngineThread:
 
     def _publish(self, events: Events) -> None:
         finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]
-        if finished:  # before the events: whoever has an answer finds its request neither in flight nor counted
+        # Before the events: whoever has an answer finds its request neither in flight nor counted.
+        if finished:
             with self.condition:
                 self.in_flight.difference_update(finished)
                 for handle in finished:

@@ -52,7 +52,7 @@ def make_app(
     where several servers serve one model.
     """
     keys = keys or APIKeys()
-    metrics = Metrics(keys.label if keys.hashes else None, replica)
+    metrics = Metrics(service.name, keys.label if keys.hashes else None, replica)
     app = FastAPI(
         title="keepleft",
         version=__version__,
