@@ -8,19 +8,30 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from typing import get_args
 
 import httpx
 import pytest
+import yaml
 
 from keepleft.cli import main
+from keepleft.cli.command_table import find_command
+from keepleft.cli.parser import build_parser
+from keepleft.cli.serve import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, REPLICA_VARIABLE
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.engine.encoder import EncoderEngine
 from keepleft.serving.engine.request import GenerationRequest
+from keepleft.serving.engine.sequential import SequentialEngine
+from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import MAX_REPLICA_LENGTH, Metrics
 from keepleft.serving.http.middleware.auth import APIKey, APIKeys
 from keepleft.serving.http.request_id import MAX_REQUEST_ID_LENGTH
+from keepleft.serving.http.routes.status import LIVE_STATUSES, READY_STATUSES, health_response
+from keepleft.serving.http.schemas.responses import HealthStatus
+from keepleft.serving.http.server import GRACEFUL_SHUTDOWN_SECONDS
 from keepleft.serving.http.service import Service
+from serving.test_http_docs import PAGE, blocks
 from serving.test_http_misbehaving_clients import Stuck, wait_until
 from serving.test_http_serve import model_folder, served  # noqa: F401 (a fixture)
 from serving.tiny_services import Slow, client, decoder, encoder, running
@@ -283,3 +294,185 @@ def test_only_the_operator_sees_the_gauges():
     assert "vllm:num_requests_waiting" in read_metrics("the-operator")
     with client(decoder(), keys=KEYS) as http_client:
         assert http_client.get("/metrics").status_code == 401
+
+
+# probes ----------------------------------------------------------------------------------------------
+
+READY_PATHS = ("/health", "/health/ready")
+LIVE_PATH = "/health/live"
+
+
+def probe(http_client):
+    """The status, and the status codes of readiness and liveness; all paths agree."""
+    answers = {path: http_client.get(path) for path in (*READY_PATHS, LIVE_PATH)}
+    (status,) = {answer.json()["status"] for answer in answers.values()}
+    (ready_code,) = {answers[path].status_code for path in READY_PATHS}
+    for answer in answers.values():
+        assert answer.json() == {"status": status}
+        assert ("retry-after" in answer.headers) == (answer.status_code == 503)
+    return status, ready_code, answers[LIVE_PATH].status_code
+
+
+def test_a_server_that_drains_is_live_and_not_ready():
+    with client(decoder()) as http_client:
+        assert probe(http_client) == ("ready", 200, 200)
+        http_client.service.drain(1.0)
+        assert probe(http_client) == ("draining", 503, 200)
+
+
+def test_a_server_that_drains_is_live_while_its_last_requests_run():
+    with running(decoder(), Slow, shutdown_timeout=60) as (port, service, server):
+        address = f"http://127.0.0.1:{port}"
+        with (
+            httpx.Client(base_url=address, timeout=60) as http_client,
+            http_client.stream("POST", "/v1/completions", json=ENDLESS) as stream,
+        ):
+            next(stream.iter_lines())
+            server.stop()
+            wait_until(lambda: service.draining)
+            assert probe(http_client) == ("draining", 503, 200)
+        wait_until(lambda: not service.engine_thread.in_flight)
+
+
+class BrokenEngine(SequentialEngine):
+    """Breaks in a way that ends its thread."""
+
+    def submit(self, handle):
+        raise MemoryError
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_engine_has_ended_is_neither_ready_nor_live():
+    with client(decoder(), BrokenEngine) as http_client:
+        assert probe(http_client) == ("ready", 200, 200)
+        handle = http_client.service.engine_thread.submit(GenerationRequest([5], GenerationConfig()))
+        http_client.service.engine_thread.thread.join(10)
+        assert probe(http_client) == ("failed", 503, 503)
+        http_client.service.draining = True
+        assert probe(http_client) == ("failed", 503, 503)  # it will not finish what it has
+        http_client.service.engine_thread.in_flight.discard(handle)
+
+
+class HangingEngine(SequentialEngine):
+    """Its steps do not end before `may_go_on` is set."""
+
+    def __init__(self, model, tokenizer):
+        super().__init__(model, tokenizer)
+        self.may_go_on = threading.Event()
+
+    def step(self):
+        assert self.may_go_on.wait(30)
+        return super().step()
+
+
+def test_a_step_that_does_not_end_makes_the_server_neither_ready_nor_live():
+    seconds = 0.3
+    with client(decoder(), HangingEngine, limits=Limits(step_seconds=seconds)) as http_client:
+        engine_thread = http_client.service.engine_thread
+        time.sleep(2 * seconds)
+        assert probe(http_client) == ("ready", 200, 200)  # an engine that waits for work has no step
+        start = time.monotonic()
+        engine_thread.submit(GenerationRequest([5, 6], GenerationConfig(max_new_tokens=3)))
+        wait_until(lambda: http_client.get(LIVE_PATH).status_code == 503)
+        assert time.monotonic() - start >= seconds
+        assert probe(http_client) == ("stalled", 503, 503)
+        http_client.service.draining = True
+        assert probe(http_client) == ("stalled", 503, 503)
+        http_client.service.draining = False
+        engine_thread.engine.may_go_on.set()
+        wait_until(lambda: not engine_thread.in_flight)
+        assert probe(http_client) == ("ready", 200, 200)  # the step was only long
+
+
+def test_many_short_steps_are_not_a_long_one():
+    with client(decoder(), Slow, limits=Limits(step_seconds=0.5)) as http_client:
+        body = {**ENDLESS, "max_tokens": 60, "stream": False}
+        statuses = set()
+        request = threading.Thread(target=http_client.post, args=("/v1/completions",), kwargs={"json": body})
+        request.start()
+        while request.is_alive():
+            statuses.add(http_client.service.status)
+            time.sleep(0.01)
+    assert statuses == {"ready"}
+
+
+def test_the_engine_is_not_asked_for_its_health(monkeypatch):
+    with client(decoder()) as http_client:
+        monkeypatch.setattr(http_client.service.engine_thread, "condition", None)  # held for ever
+        assert probe(http_client) == ("ready", 200, 200)
+        monkeypatch.undo()
+
+
+def test_probes_need_no_key_and_are_documented():
+    with client(decoder(), keys=KEYS) as http_client:
+        assert probe(http_client) == ("ready", 200, 200)
+        assert http_client.get("/health/other").status_code == 401
+        document = http_client.get("/openapi.json", headers=OPERATOR).json()
+        for path in (*READY_PATHS, LIVE_PATH):
+            operation = document["paths"][path]["get"]
+            assert operation["security"] == []
+            for status in ("200", "503"):
+                schema = operation["responses"][status]["content"]["application/json"]["schema"]
+                assert schema["$ref"].endswith("/HealthResponse")
+        health = document["components"]["schemas"]["HealthResponse"]["properties"]["status"]
+        assert health["enum"] == ["ready", "draining", "stalled", "failed"]
+
+
+def test_probes_are_logged_at_debug_only():
+    lines = []
+    log = lambda level, fields: lines.append((level, fields["route"]))
+    with client(decoder(), log=log) as http_client:
+        probe(http_client)
+    assert sorted(lines) == [("debug", path) for path in sorted((*READY_PATHS, LIVE_PATH))]
+
+
+# docs/serving.md -------------------------------------------------------------------------------------
+
+
+def test_the_deployment_of_the_docs_fits_the_server():
+    (block,) = blocks("yaml")
+    deployment = yaml.safe_load(block)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    selector = deployment["spec"]["selector"]["matchLabels"]
+    assert deployment["spec"]["template"]["metadata"]["labels"] == selector
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    command, *arguments = container["args"]
+    options = build_parser(find_command(command).load()).parse_args(arguments)
+    assert (options.host, options.port) == ("0.0.0.0", ports["http"])
+    assert {variable["name"] for variable in container["env"]} == {
+        API_KEY_VARIABLE,
+        OPERATOR_KEY_VARIABLE,
+        REPLICA_VARIABLE,
+    }
+    with client(decoder(), keys=KEYS) as http_client:
+        probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+        for http_get in probes.values():
+            assert http_get["port"] in ports
+            assert http_client.get(http_get["path"]).json() == {"status": "ready"}
+        http_client.service.drain(1.0)
+        codes = {name: http_client.get(http_get["path"]).status_code for name, http_get in probes.items()}
+    assert codes == {"startup": 200, "readiness": 503, "liveness": 200}
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 10 * 60  # "ten minutes to load"
+    sleep_seconds = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    shutdown_seconds = options.shutdown_timeout + GRACEFUL_SHUTDOWN_SECONDS
+    assert pod["terminationGracePeriodSeconds"] > sleep_seconds + shutdown_seconds
+
+
+def test_the_proxy_of_the_docs_fits_the_limits():
+    text = "\n".join(blocks("nginx"))
+    limits = Limits()
+    number = lambda pattern: int(re.search(pattern, text)[1])
+    assert number(r"keepalive_timeout (\d+)s;") < limits.idle_seconds
+    assert number(r"client_max_body_size (\d+)m;") << 20 == limits.body
+    assert number(r"proxy_read_timeout (\d+)s;") >= limits.seconds
+    assert text.count("{") == text.count("}")
+
+
+def test_every_status_of_health_is_documented():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| (\d+) \|$", PAGE, re.M)
+    assert [status for status, *_ in rows] == list(get_args(HealthStatus))
+    for status, ready_code, live_code in rows:
+        assert health_response(status, READY_STATUSES).status_code == int(ready_code)
+        assert health_response(status, LIVE_STATUSES).status_code == int(live_code)

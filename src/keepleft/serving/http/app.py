@@ -17,7 +17,7 @@ from keepleft.serving.http.errors import HANDLED_EXCEPTIONS, exception_handler
 from keepleft.serving.http.metrics import Metrics
 from keepleft.serving.http.middleware.admission import AdmissionMiddleware
 from keepleft.serving.http.middleware.allowed_hosts import AllowedHostsMiddleware
-from keepleft.serving.http.middleware.auth import APIKeys, AuthMiddleware
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS, APIKeys, AuthMiddleware
 from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
 from keepleft.serving.http.middleware.draining import DrainingMiddleware
 from keepleft.serving.http.middleware.request_log import Log, RequestLogMiddleware
@@ -124,7 +124,7 @@ def _document_auth(app: FastAPI, requires_key: bool) -> None:
             }
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
-                    operation["security"] = [] if path == "/health" else [{"key": []}]
+                    operation["security"] = [] if path in PUBLIC_PATHS else [{"key": []}]
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keepleft.serving.http.errors import internal_error, to_api_error
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import Metrics
-from keepleft.serving.http.middleware.auth import APIKeys
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS, APIKeys
 from keepleft.serving.http.request_id import HEADER, make_request_id, read_request_id
 
 Log = Callable[[str, dict[str, Any]], None]  # takes a level and the fields of a line
@@ -27,7 +27,7 @@ DEFAULT_HEADERS = {  # of every response that does not set them itself
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-WATCHING_ROUTES = ("/health", "/metrics", "/explore/server")  # asked every few seconds: logged at debug
+WATCHING_ROUTES = (*PUBLIC_PATHS, "/metrics", "/explore/server")  # asked every few seconds: logged at debug
 MAX_STACK_LINES = 12
 MAX_METHOD_LENGTH = 16  # characters of the method of a request, which may be any word
 
