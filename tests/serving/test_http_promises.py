@@ -516,7 +516,7 @@ def test_a_request_that_takes_longer_than_its_seconds_gets_504(load, path, body)
 def test_the_seconds_of_a_request_begin_when_it_arrives(monkeypatch, stream):
     spent = Limits().seconds - SECONDS  # reading and preparing it
     monkeypatch.setattr(
-        request_log, "RequestRecord", lambda: RequestRecord(arrival_time=time.monotonic() - spent)
+        request_log, "RequestRecord", lambda id_: RequestRecord(id_, time.monotonic() - spent)
     )
     with stuck_client(decoder()) as http_client, Clock() as clock:
         answer = http_client.post("/v1/completions", json={"prompt": "a", "stream": stream})
