@@ -346,7 +346,9 @@ def test_one_key_does_not_lock_out_another_with_its_bodies():
             connection.close()
 
 
-@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/completions", 401), ("/health", 405), ("/health/live", 405)]
+)
 def test_a_body_without_a_key_is_not_read(path, status):
     statuses = []
 

@@ -11,7 +11,7 @@ import pytest
 from keepleft.serving.engine.request import Tenant
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
-from keepleft.serving.http.middleware.auth import APIKey, APIKeys, read_key_file
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS, APIKey, APIKeys, read_key_file
 from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH
 from keepleft.serving.http.routes.explorer import PAGE_HEADERS
 from serving.tiny_services import Slow, client, decoder
@@ -64,7 +64,7 @@ def test_every_route_but_health_requires_a_key():
                 as_password("wrong"),
             ):
                 answer = http_client.request(method, path, headers=headers)
-                if path == "/health":
+                if path in PUBLIC_PATHS:
                     assert answer.status_code == 200
                 else:
                     assert answer.status_code == 401, (path, headers)
@@ -159,7 +159,8 @@ def test_loopback_addresses_reject_other_hosts(host, fine):
         answer = http_client.get("/v1/models", headers={"host": host})
         assert answer.status_code == (200 if fine else 421)
         assert fine or answer.json()["error"]["code"] == "wrong_host"
-        assert http_client.get("/health", headers={"host": host}).status_code == 200
+        for path in PUBLIC_PATHS:
+            assert http_client.get(path, headers={"host": host}).status_code == 200
 
 
 def test_other_addresses_accept_any_host():

@@ -53,6 +53,7 @@ from keepleft.serving.http.middleware import request_log
 from keepleft.serving.http.middleware.admission import REFUSAL_SECONDS
 from keepleft.serving.http.middleware.auth import TENANT_LABEL_LENGTH
 from keepleft.serving.http.middleware.request_log import MAX_METHOD_LENGTH, RequestRecord
+from keepleft.serving.http.request_id import MAX_REQUEST_ID_LENGTH
 from keepleft.serving.http.routes.server_status import MAX_ADDRESSES, MAX_TENANTS
 from keepleft.serving.http.service import MIN_VALUES_FOR_THREAD
 from keepleft.serving.http.timeouts import MAX_UNPARSED_BYTES, PIPELINE_SECONDS
@@ -134,6 +135,10 @@ NUMBERS = [
         r"`--shutdown-timeout` seconds \((\d+)\)",
         signature(serve).parameters["shutdown_timeout"].default,
     ),
+    ("docs/serving.md", r"if it is plain: at most (\d+) characters", MAX_REQUEST_ID_LENGTH),
+    ("docs/serving.md", r"they are read at most every ([\d.]+) seconds", STATUS_INTERVAL_SECONDS),
+    ("docs/serving.md", r"longer than `limits\.step_seconds` \((\d+)\)", Limits().step_seconds),
+    ("docs/serving.md", r"\(`idle_seconds`, (\d+)\)", Limits().idle_seconds),
     ("docs/serving.md", r"clients have (\d+) seconds to receive", server_module.GRACEFUL_SHUTDOWN_SECONDS),
     ("docs/serving.md", r"leaves clients (\d+) second", server_module.ABORT_SECONDS),
     ("docs/serving.md", r"has sent more than (\d+) KiB ahead", MAX_UNPARSED_BYTES / 1024),
@@ -511,7 +516,7 @@ def test_a_request_that_takes_longer_than_its_seconds_gets_504(load, path, body)
 def test_the_seconds_of_a_request_begin_when_it_arrives(monkeypatch, stream):
     spent = Limits().seconds - SECONDS  # reading and preparing it
     monkeypatch.setattr(
-        request_log, "RequestRecord", lambda: RequestRecord(arrival_time=time.monotonic() - spent)
+        request_log, "RequestRecord", lambda id_: RequestRecord(id_, time.monotonic() - spent)
     )
     with stuck_client(decoder()) as http_client, Clock() as clock:
         answer = http_client.post("/v1/completions", json={"prompt": "a", "stream": stream})
@@ -547,6 +552,7 @@ def test_a_grammar_has_grammar_seconds():
 def test_every_limit_has_a_row_or_a_clock():
     clocked = {"write_seconds", "seconds", "template_seconds", "grammar_seconds", "questions", *SLOW_CLIENTS}
     clocked |= {"tokenize_seconds"}  # by test_slow_tokenizers.py
+    clocked |= {"step_seconds"}  # by test_gateway.py
     assert {*SIZES, *WIRE_SIZES, *clocked} == {field.name for field in fields(Limits)}
 
 

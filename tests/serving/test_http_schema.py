@@ -40,7 +40,7 @@ def test_every_response_is_documented(load):
     with client(load(), limits=LIMITS) as http_client:
         schema = schemathesis.openapi.from_asgi("/openapi.json", http_client.app)
         routes = [operation.ok() for operation in schema.get_all_operations()]
-        assert len(routes) == 13
+        assert len(routes) == 15
         for route in routes:
             check_route(route)
 

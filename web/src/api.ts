@@ -289,7 +289,7 @@ export type WorkName = "questions" | "audits" | "templates" | "grammars" | "toke
 
 /** GET /explore/server. Counters start with the server; times are in seconds. */
 export interface ServerStatus {
-  status: "ready" | "draining" | "failed";
+  status: "ready" | "draining" | "stalled" | "failed";
   model: string;
   version: string;
   device: string;

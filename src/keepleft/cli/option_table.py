@@ -28,7 +28,7 @@ METAVARS = {
     "FOLDER": "runs compare phrases out",
     "MODEL": "draft_model init_from",
     "MODEL|FILE": "baseline",
-    "NAME": "preset served_model_name metric",
+    "NAME": "preset served_model_name metric replica",
     "NAMES": "checks views track",
     "TEXT": "text source prompt prefix system",
     "KEY": "api_key operator_key",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
 OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
+REPLICA_VARIABLE = "KEEPLEFT_REPLICA"
 
 
 def serve(
@@ -36,6 +37,7 @@ def serve(
     allow_host: str | list[str] | None = None,
     runs: str | None = None,
     compare: str | None = None,
+    replica: str | None = None,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     limits: Limits = Limits(),  # noqa: B008 (it is frozen)
 ) -> int:
@@ -73,6 +75,8 @@ def serve(
         allow_host: further host names that are accepted on a loopback address, for a server behind a proxy
         runs: a folder of run directories, for the training view of the page
         compare: the folder that `keepleft compare` wrote, for the page
+        replica: the name of this server among several behind a gateway, as a label of all metrics and a field
+            of log lines; the environment variable KEEPLEFT_REPLICA does the same
         log_level: requests are logged at info, one JSON object per line on stderr
         limits: limits of a request and of the server
     """
@@ -83,6 +87,7 @@ def serve(
 
     try:
         from keepleft.serving.http.descriptors import raise_descriptor_limit
+        from keepleft.serving.http.metrics import check_replica
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
         from keepleft.serving.http.served_app import ServedAppOptions, build_served_app
         from keepleft.serving.http.server import Server, check_address
@@ -95,6 +100,9 @@ def serve(
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     check_folders(runs=runs, compare=compare)
     check_address(host, port)
+    replica = replica or os.environ.get(REPLICA_VARIABLE) or None
+    if replica is not None:
+        check_replica(replica)
     keys = _read_api_keys(api_key, api_key_file, operator_key)
     if len(inputs) > 1:
         raise ValueError(f"{inputs[1]!r} is too much: serve takes one model, and options")
@@ -113,6 +121,7 @@ def serve(
         kv_cache_memory=kv_cache_memory,
         runs=runs,
         compare=compare,
+        replica=replica,
         limits=limits if max_requests is None else replace(limits, requests=max_requests),
         log_level=log_level,
     )

@@ -89,6 +89,7 @@ class EngineThread:
         self.closed = False  # accepts no more requests
         self.stopped = False  # the thread ends
         self.ended = False  # it has ended: the engine is nobody's
+        self.busy_since: float | None = None  # time.monotonic() at the start of its step; None while it waits
         self.failures = 0
         self.num_steps = 0
         self.step_seconds = 0.0
@@ -143,6 +144,17 @@ class EngineThread:
         self.thread.join(STOP_SECONDS)
         return all_finished
 
+    @property
+    def has_failed(self) -> bool:
+        """The thread has ended, and nobody had asked it to."""
+        return self.ended and not self.stopped
+
+    @property
+    def seconds_in_step(self) -> float:
+        """How long the step has taken that the thread is in; 0 while it waits for work."""
+        busy_since = self.busy_since
+        return 0.0 if busy_since is None or self.ended else time.monotonic() - busy_since
+
     def request_status(self) -> Future[EngineStatus]:
         """What the engine is doing. It is read in the engine's thread between two steps, once for all who
         ask, and while the engine is busy at most every `STATUS_INTERVAL_SECONDS`.
@@ -175,11 +187,13 @@ class EngineThread:
                 return False
             incoming = self.incoming
             self.incoming = deque()
+        self.busy_since = time.monotonic()
         for handle in incoming:
             self.engine.submit(handle)
         if self.engine.busy:
             self._publish(self._step())
         self._answer_status(is_urgent=not self.engine.busy)
+        self.busy_since = None
         with self.condition:
             self.condition.notify_all()
         return True
@@ -239,9 +253,8 @@ class EngineThread:
 
     def _publish(self, events: Events) -> None:
         finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]
-        if (
-            finished
-        ):  # before the events: whoever has an answer finds its request neither in flight nor counted
+        # Before the events: whoever has an answer finds its request neither in flight nor counted.
+        if finished:
             with self.condition:
                 self.in_flight.difference_update(finished)
                 for handle in finished:

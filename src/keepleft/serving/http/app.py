@@ -17,7 +17,7 @@ from keepleft.serving.http.errors import HANDLED_EXCEPTIONS, exception_handler
 from keepleft.serving.http.metrics import Metrics
 from keepleft.serving.http.middleware.admission import AdmissionMiddleware
 from keepleft.serving.http.middleware.allowed_hosts import AllowedHostsMiddleware
-from keepleft.serving.http.middleware.auth import APIKeys, AuthMiddleware
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS, APIKeys, AuthMiddleware
 from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
 from keepleft.serving.http.middleware.draining import DrainingMiddleware
 from keepleft.serving.http.middleware.request_log import Log, RequestLogMiddleware
@@ -42,15 +42,17 @@ def make_app(
     keys: APIKeys | None = None,
     allowed_hosts: frozenset[str] | None = None,
     allowed_origins: Sequence[str] = (),
+    replica: str | None = None,
     log: Log = lambda level, fields: None,
 ) -> FastAPI:
     """The application that serves `service`.
 
     `keys`: the API keys it accepts; `allowed_hosts`: the Host headers it accepts, None for any;
-    `allowed_origins`: the origins of web pages that may use it (CORS).
+    `allowed_origins`: the origins of web pages that may use it (CORS); `replica`: a label of all metrics,
+    where several servers serve one model.
     """
     keys = keys or APIKeys()
-    metrics = Metrics(keys.label if keys.hashes else None)
+    metrics = Metrics(service.name, keys.label if keys.hashes else None, replica)
     app = FastAPI(
         title="keepleft",
         version=__version__,
@@ -122,7 +124,7 @@ def _document_auth(app: FastAPI, requires_key: bool) -> None:
             }
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
-                    operation["security"] = [] if path == "/health" else [{"key": []}]
+                    operation["security"] = [] if path in PUBLIC_PATHS else [{"key": []}]
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

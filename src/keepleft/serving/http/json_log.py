@@ -15,25 +15,25 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 
-def make_log_writer() -> LogWriter:
+def make_log_writer(replica: str | None = None) -> LogWriter:
     """Writes to stderr, whoever reads it or does not."""
 
     def describe_dropped(num_lines: int) -> str:
         message = f"{num_lines} lines of the log were dropped: nobody read them in time"
-        return _format_line("warning", {"dropped": num_lines, "message": message})
+        return _format_line("warning", {"dropped": num_lines, "message": message}, replica)
 
     if sys.__stderr__ is None:  # it is closed, and its number may be that of a connection
         return LogWriter(lambda line: None, describe_dropped)
     return LogWriter(partial(write_to_descriptor, sys.__stderr__.fileno()), describe_dropped)
 
 
-def make_log(level: LogLevel, writer: LogWriter) -> Log:
-    """A log of the lines from this level on."""
+def make_log(level: LogLevel, writer: LogWriter, replica: str | None = None) -> Log:
+    """A log of the lines from this level on; `replica`: the name of this server among several."""
     threshold = LOG_LEVELS.index(level)
 
     def log(level: str, fields: dict[str, Any]) -> None:
         if LOG_LEVELS.index(level) >= threshold:  # type: ignore[arg-type]
-            writer.write(_format_line(level, fields))
+            writer.write(_format_line(level, fields, replica))
 
     class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -49,5 +49,7 @@ def make_log(level: LogLevel, writer: LogWriter) -> Log:
     return log
 
 
-def _format_line(level: str, fields: dict[str, Any]) -> str:
+def _format_line(level: str, fields: dict[str, Any], replica: str | None) -> str:
+    if replica is not None:
+        fields = {**fields, "replica": replica}
     return json.dumps(log_line(level, fields), ensure_ascii=False) + "\n"

@@ -50,6 +50,7 @@ class Limits:
         body_seconds: seconds for a client to send its body
         write_seconds: seconds for a client to receive what was sent
         idle_seconds: seconds that a connection may stay open between two requests
+        step_seconds: seconds that one step of the engine may take; GET /health/live fails beyond them
     """
 
     body: int = 4 << 20
@@ -90,6 +91,7 @@ class Limits:
     body_seconds: float = 60.0
     write_seconds: float = 60.0
     idle_seconds: float = 10.0
+    step_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -39,17 +39,25 @@ USAGE_METRICS = {
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 RECENT_SECONDS = 300.0
 MAX_RECENT = 512  # latencies
+MAX_REPLICA_LENGTH = 253  # as long as the name of a pod may be
 
 
 class Metrics:
     """The metrics of one server; another server in the same process has its own registry.
 
-    `key_label`: what the operator's metrics call an API key; None on a server without keys.
+    `key_label`: what the operator's metrics call an API key; None on a server without keys. `replica`: the
+    label of all metrics that tells this server from others of the same model; None for no such label.
     """
 
-    def __init__(self, key_label: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self, model_name: str, key_label: Callable[[str], str] | None = None, replica: str | None = None
+    ) -> None:
+        if replica is not None:
+            check_replica(replica)
+        self.replica = replica
         self.registry = CollectorRegistry()
         self.engine_collector = EngineCollector()
+        self.load_collector = LoadCollector(model_name)
         self.requests = self._counter("requests", "requests answered", ("route", "status"))
         self.prompt_tokens = self._counter("prompt_tokens", "tokens of prompts")
         self.generation_tokens = self._counter("generation_tokens", "generated tokens")
@@ -64,6 +72,7 @@ class Metrics:
             "time_per_output_token_seconds", "for each token after the first"
         )
         self.registry.register(self.engine_collector)
+        self.registry.register(self.load_collector)
         self.recent_ttft = RecentLatencies()
         self.responses: Tally[str] = Tally()  # by class of their status
         self.usage_by_key: dict[str, Tally[str]] = {}  # by tenant; bounded by the number of keys
@@ -96,14 +105,49 @@ class Metrics:
 
     def render(self, engine_stats: Mapping[str, float]) -> bytes:
         """All metrics, in the text format of Prometheus."""
-        self.engine_collector.stats = engine_stats
-        return generate_latest(self.registry)
+        self.engine_collector.stats = self.load_collector.stats = engine_stats
+        return self._render(self.registry)
 
     def render_usage(self, key: str) -> bytes:
         """What one key has used, in the same format."""
         registry = CollectorRegistry()
         registry.register(UsageCollector({key: self.usage_by_key.get(key, Tally())}))
-        return generate_latest(registry)
+        return self._render(registry)
+
+    def _render(self, registry: CollectorRegistry) -> bytes:
+        if self.replica is None:
+            return generate_latest(registry)
+        labelled = CollectorRegistry()
+        labelled.register(ReplicaCollector(registry, self.replica))
+        return generate_latest(labelled)
+
+
+def check_replica(name: str) -> None:
+    """Raise ValueError for a name of a replica that is not plain."""
+    if not re.fullmatch(rf"[A-Za-z0-9._:/-]{{1,{MAX_REPLICA_LENGTH}}}", name):
+        raise ValueError(
+            f"the name of the replica is {name[:40]!r}: use at most {MAX_REPLICA_LENGTH} letters, digits, "
+            "dots, colons, slashes, hyphens and underscores"
+        )
+
+
+class ReplicaCollector:
+    """The metrics of a registry, each with the label `replica`."""
+
+    def __init__(self, registry: CollectorRegistry, replica: str) -> None:
+        self.registry = registry
+        self.replica = replica
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self.registry.collect():
+            family.samples = [
+                sample._replace(labels={"replica": self.replica, **sample.labels})
+                for sample in family.samples
+            ]
+            yield family
+
+    def describe(self) -> list[Metric]:
+        return []  # the registry knows them
 
 
 class RecentLatencies:
@@ -160,3 +204,34 @@ class EngineCollector:
 
     def describe(self) -> list[Metric]:
         return []  # the names are known only when they are collected
+
+
+class LoadCollector:
+    """The load of the engine under vLLM's names, by which gateways choose among replicas."""
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self.stats: Mapping[str, float] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        running = stats.get("running", 0)
+        # What came during a step waits, too, though the engine does not know it yet.
+        waiting = max(0, stats.get("in_flight", 0) - running)
+        num_pages = stats.get("pages", 0)
+        pages_in_use = stats.get("pages_used", 0) - stats.get("prefix_cache_pages", 0)
+        for name, documentation, value in (
+            ("num_requests_running", "requests in the batch", running),
+            ("num_requests_waiting", "requests that wait for a place in the batch", waiting),
+            (
+                "kv_cache_usage_perc",
+                "the fraction of KV-cache pages that requests use, from 0 to 1; 0 for an encoder",
+                pages_in_use / num_pages if num_pages else 0.0,
+            ),
+        ):
+            family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=("model_name",))
+            family.add_metric([self.model_name], value)
+            yield family
+
+    def describe(self) -> list[Metric]:
+        return []  # as of the engine

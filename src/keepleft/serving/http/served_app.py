@@ -52,6 +52,7 @@ class ServedAppOptions:
     kv_cache_memory: float | None = None
     runs: str | None = None
     compare: str | None = None
+    replica: str | None = None  # the name of this server among several
     limits: Limits = Limits()  # noqa: RUF009 (it is frozen)
     log_level: LogLevel = "info"
 
@@ -83,7 +84,7 @@ def build_served_app(options: ServedAppOptions, *, can_fork: bool = True) -> Ite
         can_fork=can_fork,
     )
     with (
-        closing(make_log_writer()) as log_writer,
+        closing(make_log_writer(options.replica)) as log_writer,
         closing(ExplorerProcess(workers, max_waiting=options.limits.questions)) as explorer_process,
     ):
         torch.set_num_threads(options.threads or capacity.best_threads(loaded.model))
@@ -112,7 +113,8 @@ def build_served_app(options: ServedAppOptions, *, can_fork: bool = True) -> Ite
             keys=api_keys,
             allowed_hosts=options.allowed_hosts,
             allowed_origins=options.allowed_origins,
-            log=make_log(options.log_level, log_writer),
+            replica=options.replica,
+            log=make_log(options.log_level, log_writer, options.replica),
         )
         gc.collect()
         gc.freeze()  # a full collection would look at every object of PyTorch, and stop all threads for 0.2 s

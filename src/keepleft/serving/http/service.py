@@ -36,6 +36,7 @@ from keepleft.serving.http.explorer_process.tasks import ExplorerProtocol, TaskN
 from keepleft.serving.http.fair_executor import FairExecutor
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import SandboxPool
+from keepleft.serving.http.schemas.responses import HealthStatus
 from keepleft.serving.http.text_encoder import TextEncoder
 
 Result = TypeVar("Result")
@@ -165,10 +166,13 @@ class Service:
         return str(self.model.token.weight.dtype).removeprefix("torch.")
 
     @property
-    def status(self) -> Literal["ready", "draining", "failed"]:
-        if self.draining:
-            return "draining"
-        return "ready" if self.engine_thread.thread.is_alive() else "failed"
+    def status(self) -> HealthStatus:
+        """What GET /health answers. The engine is not asked: it may never answer."""
+        if self.engine_thread.has_failed:
+            return "failed"
+        if self.engine_thread.seconds_in_step > self.limits.step_seconds:
+            return "stalled"
+        return "draining" if self.draining else "ready"
 
     def check_model(self, model: str | None) -> str:
         """The name of the model. Raises APIError if the request names another one."""

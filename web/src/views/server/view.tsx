@@ -19,6 +19,7 @@ const LONG_STEP_SECONDS = 2; // a step of the engine that is worth a word
 const STATES: Record<ServerStatus["status"], { mark: string; words: string; tone: string }> = {
   ready: { mark: "●", words: "Ready", tone: "good" },
   draining: { mark: "◐", words: "Draining: no new requests", tone: "alert" },
+  stalled: { mark: "◌", words: "Stalled: a step of the engine does not end", tone: "alert" },
   failed: { mark: "☒", words: "Failed: the engine has stopped", tone: "alert" },
 };
 const TIME_AXIS: XAxis = {

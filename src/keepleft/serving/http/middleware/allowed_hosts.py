@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -18,14 +19,14 @@ def allowed_hosts(host: str, extra_hosts: Iterable[str] = ()) -> frozenset[str] 
 
 
 class AllowedHostsMiddleware:
-    """Rejects requests for other hosts, except /health."""
+    """Rejects requests for other hosts, except for PUBLIC_PATHS."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str]) -> None:
         self.app = app
         self.allowed_hosts = allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             host_header = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
             if host_header.startswith("["):  # an IPv6 address
                 host = host_header[1:].partition("]")[0]

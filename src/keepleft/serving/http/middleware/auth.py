@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepleft.serving.http.errors import APIError
 
-PUBLIC_PATH = "/health"
+PUBLIC_PATHS = frozenset({"/health", "/health/ready", "/health/live"})  # a probe has no key
 CHALLENGE = 'Basic realm="keepleft: any name, and the API key as password", charset="UTF-8"'
 
 
@@ -168,7 +168,7 @@ def is_same_origin(sec_fetch_site: str | None) -> bool:
 
 
 class AuthMiddleware:
-    """Rejects requests without a valid key, except /health, and notes the tenant of the others."""
+    """Rejects requests without a valid key, except for PUBLIC_PATHS, and notes the tenant of the others."""
 
     def __init__(self, app: ASGIApp, keys: APIKeys) -> None:
         self.app = app
@@ -190,7 +190,7 @@ class AuthMiddleware:
             is_page = scope["path"] == "/" or scope["path"].startswith("/explore/")
             is_own_request = is_same_origin(headers.get(b"sec-fetch-site", b"none").decode("latin-1"))
             tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_own_request)
-            if tenant is None and scope["path"] != PUBLIC_PATH:
+            if tenant is None and scope["path"] not in PUBLIC_PATHS:
                 reason = (
                     "this API key is not known here" if num_credentials else "this server requires an API key"
                 )

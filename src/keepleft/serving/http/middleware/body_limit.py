@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.http.middleware.auth import PUBLIC_PATH
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS
 from keepleft.serving.http.middleware.body_memory import BodyMemory
 
 CLOSE_HEADERS = {"connection": "close"}  # the rest of the body must not be taken for the next request
@@ -29,7 +29,7 @@ class BodyLimitMiddleware:
         if (
             scope["type"] != "http"
             or scope["method"] not in ("POST", "PUT", "PATCH")
-            or scope["path"] == PUBLIC_PATH  # no key is needed there, and no body is read
+            or scope["path"] in PUBLIC_PATHS  # no key is needed there, and no body is read
         ):
             await self.app(scope, receive, send)
             return

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from secrets import token_hex
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keepleft.serving.http.errors import internal_error, to_api_error
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import Metrics
-from keepleft.serving.http.middleware.auth import APIKeys
+from keepleft.serving.http.middleware.auth import PUBLIC_PATHS, APIKeys
+from keepleft.serving.http.request_id import HEADER, make_request_id, read_request_id
 
 Log = Callable[[str, dict[str, Any]], None]  # takes a level and the fields of a line
 
@@ -27,7 +27,7 @@ DEFAULT_HEADERS = {  # of every response that does not set them itself
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-WATCHING_ROUTES = ("/health", "/metrics", "/explore/server")  # asked every few seconds: logged at debug
+WATCHING_ROUTES = (*PUBLIC_PATHS, "/metrics", "/explore/server")  # asked every few seconds: logged at debug
 MAX_STACK_LINES = 12
 MAX_METHOD_LENGTH = 16  # characters of the method of a request, which may be any word
 
@@ -36,7 +36,7 @@ MAX_METHOD_LENGTH = 16  # characters of the method of a request, which may be an
 class RequestRecord:
     """Filled in by the routes; never with a prompt, an output or a key."""
 
-    request_id: str = field(default_factory=lambda: f"req_{token_hex(12)}")
+    request_id: str = field(default_factory=make_request_id)
     arrival_time: float = field(default_factory=time.monotonic)
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -77,7 +77,7 @@ class RequestLogMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = RequestRecord()
+        record = RequestRecord(read_request_id(scope["headers"]))
         status = 0  # no response has started
         scope.setdefault("state", {})["record"] = record
 
@@ -87,8 +87,8 @@ class RequestLogMiddleware:
                 status = message["status"]
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", record.request_id.encode()),
+                    *((name, value) for name, value in message["headers"] if name.lower() != HEADER),
+                    (HEADER, record.request_id.encode()),
                     *(
                         (name.encode(), value.encode())
                         for name, value in DEFAULT_HEADERS.items()

@@ -1,7 +1,8 @@
-"""GET /v1/models, /health, /metrics"""
+"""GET /v1/models, /health and its probes, /metrics"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,8 +11,17 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from keepleft.serving.http.errors import RETRY_AFTER_SECONDS
 from keepleft.serving.http.metrics import Metrics
 from keepleft.serving.http.middleware.auth import APIKeys
-from keepleft.serving.http.schemas.responses import HealthResponse, ModelCard, ModelList, response_docs
+from keepleft.serving.http.schemas.responses import (
+    HealthResponse,
+    HealthStatus,
+    ModelCard,
+    ModelList,
+    response_docs,
+)
 from keepleft.serving.http.service import Service
+
+READY_STATUSES: tuple[HealthStatus, ...] = ("ready",)
+LIVE_STATUSES: tuple[HealthStatus, ...] = ("ready", "draining")
 
 
 def routes(service: Service, metrics: Metrics, keys: APIKeys) -> APIRouter:
@@ -37,19 +47,26 @@ def routes(service: Service, metrics: Metrics, keys: APIKeys) -> APIRouter:
         service.check_model(model)
         return JSONResponse(model_card)
 
+    health_docs = response_docs(HealthResponse, extra_responses={503: {"model": HealthResponse}})
+
+    @router.get("/health", tags=["keepleft"], summary="The same as /health/ready", **health_docs)
     @router.get(
-        "/health",
+        "/health/ready",
         tags=["keepleft"],
-        summary="Readiness; 503 while the server shuts down",
-        **response_docs(HealthResponse, extra_responses={503: {"model": HealthResponse}}),
+        summary="Readiness: 503 where requests should go to another server",
+        **health_docs,
     )
-    async def health() -> Response:
-        ready = service.status == "ready"
-        return JSONResponse(
-            {"status": service.status},
-            200 if ready else 503,
-            {} if ready else {"retry-after": f"{RETRY_AFTER_SECONDS:g}"},
-        )
+    async def readiness() -> Response:
+        return health_response(service.status, READY_STATUSES)
+
+    @router.get(
+        "/health/live",
+        tags=["keepleft"],
+        summary="Liveness: 503 where only a restart helps; 200 while the server shuts down",
+        **health_docs,
+    )
+    async def liveness() -> Response:
+        return health_response(service.status, LIVE_STATUSES)
 
     @router.get(
         "/metrics",
@@ -67,3 +84,10 @@ def routes(service: Service, metrics: Metrics, keys: APIKeys) -> APIRouter:
         return PlainTextResponse(content, media_type="text/plain; version=0.0.4")
 
     return router
+
+
+def health_response(status: HealthStatus, healthy: Collection[HealthStatus]) -> Response:
+    """200 for a healthy status, 503 for others."""
+    if status in healthy:
+        return JSONResponse({"status": status})
+    return JSONResponse({"status": status}, 503, {"retry-after": f"{RETRY_AFTER_SECONDS:g}"})

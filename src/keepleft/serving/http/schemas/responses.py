@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 ChoiceFinishReason = Literal["stop", "length", "cancelled"]
+HealthStatus = Literal["ready", "draining", "stalled", "failed"]
 
 
 class ErrorBody(BaseModel):
@@ -187,7 +188,10 @@ class ModelList(BaseModel):
 
 
 class HealthResponse(BaseModel):
-    status: Literal["ready", "draining", "failed"]
+    status: HealthStatus = Field(
+        description="draining: the server shuts down and finishes its requests; stalled: a step of the "
+        "engine takes longer than limits.step_seconds; failed: the engine has ended"
+    )
 
 
 class ExplorerAnswer(BaseModel):

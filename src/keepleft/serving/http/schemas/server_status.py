@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from keepleft.serving.http.schemas.responses import HealthStatus
+
 
 class AddressConnections(BaseModel):
     address: str = Field(description="an IPv4 address, or an IPv6 network of 64 bits")
@@ -85,7 +87,7 @@ class TenantStatus(BaseModel):
 class ServerStatus(BaseModel):
     """Counters start with the server, so two answers give what happened between them."""
 
-    status: Literal["ready", "draining", "failed"]
+    status: HealthStatus
     model: str
     version: str
     device: str
