@@ -73,8 +73,9 @@ def audit_model(
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         html: write a page with a map of which position influences which
         junit: write the report as JUnit XML, for build servers
-        zoo: audit a tiny random model of every class of this library, transformers, and print a table. For
-            classes that are named, as in --zoo transformers FalconForCausalLM, the reports are printed
+        zoo: the library whose classes to audit, as tiny random models: transformers. Each class that is
+            named, as in --zoo transformers FalconForCausalLM, gets a report. Without names every class is
+            audited, and the result is a table
         json: print the complete report as JSON
     """
     if zoo is not None:
