@@ -14,7 +14,7 @@ help:
 	@echo "make weights   install two small published models (SmolLM2-135M, all-MiniLM); keepleft fetch does it elsewhere"
 	@echo "make page      build the explorer's web page (wants Node; make sets it up where it is there)"
 	@echo "make check     linters, types, laws and the quick half of the tests: two minutes, for daily work"
-	@echo "make test      every test, the linters and the type checker"
+	@echo "make test      every test but those of make long, the linters and the type checker"
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make soak      a server under load for 20 minutes: its memory stays flat"
 	@echo "make attack    clients that mean harm: /health answers meanwhile, and memory stays bounded (8 minutes)"

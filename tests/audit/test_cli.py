@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -370,3 +371,47 @@ def test_help_teaches_with_examples(capsys):
     assert "  keepleft audit my/model.py:build\n" in out
     assert "whose code runs the model: keepleft or transformers" in out
     assert "Exit codes: 0 clean, 1 leak, 2 it could not be audited." in out
+
+
+# -- the zoo -----------------------------------------------------------------------------------
+
+
+def test_without_transformers_the_zoo_says_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, out, err = said(capsys, "--zoo", "transformers", "FalconForCausalLM")
+    assert (code, out) == (2, "")
+    assert err == "keepleft: auditing classes of transformers needs transformers: pip install transformers\n"
+
+
+def test_a_class_that_is_named_gets_a_report_with_code_that_shows_its_leak():
+    pytest.importorskip("transformers")
+    names = ["FalconForCausalLM", "PI0ForConditionalGeneration"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "keepleft", "audit", "--zoo", "transformers", *names, "--budget", "quick"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr
+    leak, unchecked = ran.stdout.split("\n\nunchecked: ")
+    assert re.match(r"leak: FalconForCausalLM \(transformers [\d.]+, random weights\) does not keep to", leak)
+    assert "\n1. future in transformer.h.0.self_attention: position 0 reads position " in leak
+    assert re.search(r"\n   line: modeling_falcon\.py:\d+, in matmul\(\)\n", leak)
+    assert unchecked.startswith("there is no verdict on PI0ForConditionalGeneration\nnot checked: ")
+    shown = leak.split("   to see it:\n")[1].split("\n\n")[0]
+    *setup, difference = [line.strip() for line in shown.splitlines()]
+    namespace = {}
+    exec("\n".join(setup), namespace)
+    assert eval(difference, namespace) > 0.1
+
+
+def test_a_run_over_the_whole_zoo_is_a_table(monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    from keepleft.auditing.zoo import run, tiny_models
+
+    rows = [run.ZooRow("FalconForCausalLM", run.LEAK), run.ZooRow("GPT2LMHeadModel", run.SKIPPED, "why")]
+    monkeypatch.setattr(tiny_models, "classes", lambda: [row.name for row in rows])
+    monkeypatch.setattr(run, "run", lambda names, budget: rows)
+    code, out, _ = said(capsys, "--zoo", "transformers")
+    assert (code, out) == (1, "leak     FalconForCausalLM\nskipped  GPT2LMHeadModel why\n")

@@ -96,7 +96,7 @@ def test_the_verdict_asks_for_both():
     assert not ExperimentResult([control], control, good, bad).ok
     assert not ExperimentResult([row], row, good, bad).ok  # a measure that never differs measures nothing
     early = replace(bad, curve=[(20, 1.0)])
-    assert ExperimentResult([row], control, early, good).ok  # so few steps say nothing about writing
+    assert ExperimentResult([row], control, early, good).ok  # so few steps say nothing about generation
     assert not ExperimentResult([control], control, early, good).ok
 
 
@@ -122,7 +122,7 @@ def test_the_command_writes_every_number_and_two_pictures(few, tmp_path, capsys)
 def test_the_command_says_it_in_words(few, tmp_path, capsys):
     assert main(["compare", "--lengths", "2", "--steps", "1", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert "so few steps do not say yet" in said.out
+    assert "so few steps do not yet show which model generates better text" in said.out
     assert "the same gradients" in said.out
     assert "without it" in said.out
     assert said.err == ""

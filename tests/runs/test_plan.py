@@ -122,7 +122,7 @@ def test_minutes_choose_the_steps_once_and_a_resumed_run_keeps_them(monkeypatch,
     (plan,) = [event for event in events if isinstance(event, TrainingPlan)]
     assert 5 <= plan.recipe.steps <= 11
     assert plan.seconds < 60
-    expected = f"--minutes 1 chose --recipe.steps {plan.recipe.steps}"
+    expected = f"--minutes 1 chose --recipe.steps {plan.recipe.steps}, as many as fit at this speed"
     assert any(expected in line for line in plan.lines())
     assert plan.recipe.warmup == 1  # a tenth of the steps: the whole schedule fits
     monkeypatch.setattr(set_up, "measure_steps", steps_that_take(0.001))
@@ -134,6 +134,20 @@ def test_minutes_choose_the_steps_once_and_a_resumed_run_keeps_them(monkeypatch,
     assert all(torch.equal(fitted[name], numbered[name]) for name in fitted)
     assert main(["train", "--out", "runs/mine", "--resume", "--minutes", "2"]) == 2
     assert "minutes was 1.0 and is 2.0" in capsys.readouterr().err
+
+
+def test_where_the_data_and_not_the_minutes_limit_the_steps_the_plan_says_so(monkeypatch):
+    monkeypatch.setattr(set_up, "measure_steps", steps_that_take(1e-6))
+    events = plan_job(replace(JOB, minutes=30.0))
+    (plan,) = [event for event in events if isinstance(event, TrainingPlan)]
+    chosen = f"--minutes 30 chose --recipe.steps {plan.recipe.steps}, the most for so little data (60 epochs)"
+    assert any(line.endswith(chosen) for line in plan.lines())
+    (plan,) = [
+        event
+        for event in plan_job(replace(JOB, recipe=RecipeOverrides(steps=plan.recipe.steps)))
+        if isinstance(event, TrainingPlan)
+    ]
+    assert not any("the most" in line for line in plan.lines())
 
 
 def test_too_few_minutes_are_refused_with_what_is_needed(monkeypatch, folder):

@@ -89,8 +89,8 @@ def audit(
                 if num_zero_weights:
                     weights_phrase = "weight is" if num_zero_weights == 1 else "weights are"
                     session.note(
-                        f"{num_zero_weights} {weights_phrase} all zero and would hide what stands behind: "
-                        "randomised for the audit"
+                        f"{num_zero_weights} {weights_phrase} all zero and would hide what lies behind "
+                        f"{'it' if num_zero_weights == 1 else 'them'}: randomised for the audit"
                     )
                 _run_checks(session, CacheCallables(prefill, step, reorder))
                 claimed, measured = _measure_influence(session)

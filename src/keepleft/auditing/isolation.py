@@ -105,7 +105,7 @@ def _is_index(value: Any) -> bool:
 
 @contextmanager
 def randomize_zero_weights(module: nn.Module | None, seed: int = 0) -> Iterator[int]:
-    """Weights that are all zero (a gate, an output projection before training) hide what stands behind them:
+    """Weights that are all zero (a gate, an output projection before training) hide what lies behind them:
     for a while they are random. Yields how many there are.
     """
     rng = torch.Generator().manual_seed(seed)

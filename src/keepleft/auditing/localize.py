@@ -474,8 +474,9 @@ def _kind_by_ops(op_names: set[str]) -> str:
 
 
 def source_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> str:
-    """The line and the name of the first operation inside a module whose result differs between two runs at
-    the reader's position: "model.py:31 (softmax)". '' where there is none or it cannot be told.
+    """The line of the first operation inside a module whose result differs between two runs at the reader's
+    position, with its name where that line calls it: "model.py:31, in softmax()". '' where there is none or
+    it cannot be told.
     """
     return _first_differing_line(
         module, probe, other_probe, tolerance, with_grad=False
@@ -493,7 +494,7 @@ def _first_differing_line(
         if (line, op) != (other_line, other_op):
             return ""
         if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
-            return f"{line} ({op})" if line else ""
+            return line and f"{line}, in {op}()" if op else line
     return ""
 
 
@@ -509,10 +510,11 @@ class _OpTracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point():
-            values = _at_reader(out, self.probe)
-            op = getattr(func, "__name__", str(func))
-            self.records.append((_caller_line(), op, None if values is None else _flat_copy(values)))
+        for part in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(part, Tensor) and part.is_floating_point():
+                values = _at_reader(part, self.probe)
+                line, op = _caller_line(getattr(func, "__name__", str(func)))
+                self.records.append((line, op, None if values is None else _flat_copy(values)))
         return out
 
 
@@ -523,12 +525,17 @@ def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[tuple[s
     return tracer.records
 
 
-def _caller_line() -> str:
-    """The file and line of the nearest caller outside PyTorch and the audit."""
+def _caller_line(op: str) -> tuple[str, str]:
+    """The file and line of the nearest caller outside PyTorch and the audit, and the operation; '' for that
+    where the line does not call it: one of PyTorch's modules or functions does.
+    """
+    called = op  # what the line calls
     frame = sys._getframe(2)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if "/torch/" not in filename and "keepleft/auditing" not in filename:
-            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if "/torch/" in filename:
+            called = frame.f_code.co_name
+        elif "keepleft/auditing" not in filename:
+            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}", op if called == op else ""
         frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return "", ""

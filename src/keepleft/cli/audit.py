@@ -73,7 +73,9 @@ def audit_model(
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         html: write a page with a map of which position influences which
         junit: write the report as JUnit XML, for build servers
-        zoo: audit a tiny random model of every class of this library: transformers
+        zoo: the library whose classes to audit, as tiny random models: transformers. Each class that is
+            named, as in --zoo transformers FalconForCausalLM, gets a report. Without names every class is
+            audited, and the result is a table
         json: print the complete report as JSON
     """
     if zoo is not None:
@@ -221,11 +223,11 @@ def _print_stdout(text: str) -> None:
 
 
 def _zoo(library: str, selected: list[str], *, budget: str, html: str | None, json: bool) -> int:
-    """Audit every class of a library, or only the selected ones."""
+    """Audit every class of a library and print a table, or the selected ones and print a report of each."""
     if library != "transformers":
         raise ValueError(f"--zoo is {library!r}: there is transformers")
+    transformers = audit_targets.import_transformers()
     import torch
-    import transformers
 
     from keepleft.auditing.zoo.page import as_html, as_json
     from keepleft.auditing.zoo.run import CLEAN, LEAK, run
@@ -247,10 +249,11 @@ def _zoo(library: str, selected: list[str], *, budget: str, html: str | None, js
     about = {"transformers": transformers.__version__, "torch": str(torch.__version__), "budget": budget}
     if html is not None:
         atomic.write_text(Path(html), as_html(rows, about))
-    _print_stdout(
-        as_json(rows, about)
-        if json
-        else "\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows)
-    )
+    if json:
+        _print_stdout(as_json(rows, about))
+    elif selected:
+        _print_stdout("\n\n".join(row.text() for row in rows))
+    else:
+        _print_stdout("\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows))
     verdicts = {row.verdict for row in rows}
     return 1 if LEAK in verdicts else 0 if CLEAN in verdicts else 2

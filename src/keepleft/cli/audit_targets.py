@@ -244,7 +244,7 @@ def from_transformers(path: str, arch: str | None) -> AuditArguments:
 
 def _model_class(arch: str | None, config: dict[str, Any], file: Path) -> Any:
     """The class of transformers called `arch`, or the one that the configuration names."""
-    transformers = _transformers()
+    transformers = import_transformers()
     architectures = config.get("architectures")
     name = arch or (architectures[0] if isinstance(architectures, list) and architectures else None)
     if not isinstance(name, str):
@@ -270,7 +270,7 @@ def _model_class(arch: str | None, config: dict[str, Any], file: Path) -> Any:
 
 def _make_config(model_class: Any, config_dict: dict[str, Any], file: Path) -> Any:
     """The configuration as an instance of the class that the model takes."""
-    transformers = _transformers()
+    transformers = import_transformers()
     config_mapping = transformers.CONFIG_MAPPING
     model_type = config_dict.get("model_type")
     if model_type is None and getattr(model_class, "config_class", None) is None:
@@ -297,13 +297,15 @@ def _make_config(model_class: Any, config_dict: dict[str, Any], file: Path) -> A
     )
 
 
-def _transformers() -> Any:
+def import_transformers() -> Any:
     """The library, offline: the model is on this machine, and nothing is downloaded for it."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         transformers = import_module("transformers")
     except ImportError as error:
-        raise ImportError("to audit classes of transformers you need pip install transformers") from error
+        raise ImportError(
+            "auditing classes of transformers needs transformers: pip install transformers"
+        ) from error
     transformers.utils.logging.disable_progress_bar()
     return transformers
 

@@ -134,7 +134,7 @@ def _verdict(result: ExperimentResult) -> str:
         return f"{gradients}; the model with the mask generates better text: {comparison}."
     if result.too_few_steps:
         return (
-            f"{gradients}; which model generates better text, so few steps do not say yet ({comparison}): "
+            f"{gradients}; so few steps do not yet show which model generates better text ({comparison}): "
             "leave --steps out to see."
         )
     return f"{gradients}; the model with the mask does NOT generate better text, {comparison}."

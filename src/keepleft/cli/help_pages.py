@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MIN_WIDTH, MAX_WIDTH = 60, 100
 EXAMPLE_WIDTH = 45  # of the column of examples in the list of commands
 MAX_FLAG_WIDTH = 24  # an option that is longer has a line to itself
-ABOUT = "keepleft trains, runs, serves, audits and looks into Transformer models."
+ABOUT = "keepleft trains, runs, serves, audits and inspects Transformer models."
 FIRST_COMMAND = "New here? Type keepleft demo: it takes two minutes and needs nothing else."
 MODELS_ARE = (
     "MODEL is a folder such as runs/lm/model, a GGUF file, the name of an installed model (keepleft doctor "

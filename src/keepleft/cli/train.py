@@ -74,8 +74,9 @@ def train_model(
         recipe: optimizer, schedule and checkpoints
         lora: train LoRA matrices of this rank and merge them at the end; 0: train all weights
         average_last: save the average of this many of the last checkpoints; 0: save the best checkpoint
-        minutes: fit the run into this time: a few steps are timed, and the number of steps and the schedule
-            are chosen to fit. The plan gives that number; --recipe.steps with it repeats the run
+        minutes: plan a run of about this time: a few steps are timed, and the number of steps and the
+            schedule are chosen to fit. A machine that becomes slower takes longer. There are never more steps
+            than the data are good for. The plan gives the number; --recipe.steps with it repeats the run
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; a GPU is used if there is one
         track: trackers to send the metrics to, besides metrics.jsonl: tensorboard, wandb, mlflow, trackio;

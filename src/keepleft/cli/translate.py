@@ -30,7 +30,7 @@ def translate(
 ) -> int:
     """Translate texts, with the translator that comes with keepleft or your own model.
 
-    The one that comes along knows French, German and Hindi, to and from English.
+    The bundled translator knows French, German and Hindi, to and from English.
 
     Args:
         inputs: texts, after the model if it is your own (a folder, or a name on the hub)

@@ -315,7 +315,7 @@ def _describe_side(side: TrainedSide) -> str:
             f"off, and {side.exact:.1%} of the sentences that it writes alone."
         )
     return (
-        f"With the mask a position sees the past alone, in training as in writing: {side.accuracy:.1%} of "
+        f"With the mask a position sees only the past, in training and in generation: {side.accuracy:.1%} of "
         f"the tokens of new sentences are right, {side.honest:.1%} when the future is cut off, and "
         f"{side.exact:.1%} of the sentences that it writes alone."
     )

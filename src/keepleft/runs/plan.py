@@ -48,6 +48,7 @@ class TrainingPlan:
     step_seconds: float
     seconds: float  # expected, to the end of the run
     minutes: float | None  # that the number of steps was chosen for
+    at_epoch_limit: bool  # more steps would have fitted, but not more epochs
     checkpoints_folder: Path
     model_folder: Path
 
@@ -60,7 +61,10 @@ class TrainingPlan:
         epochs = f", {self.epochs:,.1f} epochs" if self.epochs else ""
         duration = f"about {format_duration(self.seconds)}, {format_duration(self.step_seconds)} a step"
         if self.minutes is not None:
-            duration += f"; --minutes {self.minutes:g} chose --recipe.steps {recipe.steps}"
+            limit = "as many as fit at this speed"
+            if self.at_epoch_limit:
+                limit = "the most for so little data" + (f" ({self.epochs:,.0f} epochs)" if epochs else "")
+            duration += f"; --minutes {self.minutes:g} chose --recipe.steps {recipe.steps}, {limit}"
         saved = [] if recipe.save_every is None else [f"every {_count(recipe.save_every, 'step')}"]
         if recipe.save_minutes:
             saved.append(f"at least every {_count(recipe.save_minutes, 'minute')}")
@@ -93,7 +97,7 @@ def fit_recipe(job: TrainJob, estimate: TimeEstimate, steps_per_epoch: int, seco
         return defaults.recipe(job_with_steps, targets=1, steps_per_epoch=steps_per_epoch)
 
     low = 0  # steps that fit
-    high = max(defaults.MIN_STEPS, round(defaults.max_epochs(job) * steps_per_epoch))
+    high = max_steps(job, steps_per_epoch)
     if estimate.run_seconds(recipe_of(high)) <= used_seconds:
         return recipe_of(high)
     while high - low > 1:
@@ -110,6 +114,11 @@ def fit_recipe(job: TrainJob, estimate: TimeEstimate, steps_per_epoch: int, seco
             f"the model takes about {format_duration(needed)}. Give more, or a smaller model (--size tiny)"
         )
     return recipe_of(low)
+
+
+def max_steps(job: TrainJob, steps_per_epoch: int) -> int:
+    """The most steps that the data are good for."""
+    return max(defaults.MIN_STEPS, round(defaults.max_epochs(job) * steps_per_epoch))
 
 
 def format_duration(seconds: float) -> str:

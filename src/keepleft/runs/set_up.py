@@ -21,7 +21,7 @@ from keepleft.runs.data_files import check_unchanged
 from keepleft.runs.dataset import ProgressCallback, Tokenizers
 from keepleft.runs.job import TrainJob
 from keepleft.runs.job_batches import JobBatches, make_batches
-from keepleft.runs.plan import TimeEstimate, TrainingPlan, fit_recipe
+from keepleft.runs.plan import TimeEstimate, TrainingPlan, fit_recipe, max_steps
 from keepleft.runs.prepare import CONFIG_FILE, RESOLVED_FILE, ResolvedJob, apply_changeable, prepare_run
 from keepleft.runs.save_model import MODEL_FOLDER
 from keepleft.runs.validation_metrics import GENERATION_METRICS, MAX_GENERATED_RECORDS, translation_metrics
@@ -209,6 +209,7 @@ def _make_plan(
         step_seconds=step_time.seconds,
         seconds=estimate.run_seconds(recipe, steps_done),
         minutes=resolved_job.minutes,
+        at_epoch_limit=recipe.steps == max_steps(job, resolved_job.steps_per_epoch),
         checkpoints_folder=run_folder / CHECKPOINTS_FOLDER,
         model_folder=run_folder / MODEL_FOLDER,
     )

@@ -45,7 +45,7 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     if not call_pair.exact and session.has_finding("future"):
         session.skip(
             f"{call_pair.kind} by comparison",
-            "a pass itself looks where it must not, so passes of other shapes differ: mend that first",
+            "a pass itself looks where it must not, so passes of other shapes differ: fix that first",
         )
         return True
     a, b = (session.cached_run(inputs, path) for inputs in (call_pair.first, call_pair.second))

@@ -80,11 +80,6 @@ def add_future_finding(
     )
     visibility = "its future" if source > reader else "out of its sight"
     advice = remedy("future", location.module_kind) if source > reader else NARROW_WINDOW_REMEDY
-    module_phrase = (
-        f"the {location.module_kind} of {location.module}"
-        if location.module_kind and location.module
-        else location.module or adapter.name
-    )
     session.add_finding(
         Finding(
             "future",
@@ -93,13 +88,22 @@ def add_future_finding(
             size,
             session.record_path(path, batch, length),
             location.module,
-            f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output "
+            f"position {reader} reads position {source}, {visibility}, through "
+            f"{_name_module(location) or adapter.name}: its output "
             f"moves {format_size(size)}; {advice}.",
             probe,
             line,
             reproducer(session, path, base, changed, row, reader),
         )
     )
+
+
+def _name_module(location: localize.Location) -> str:
+    """The module and its kind, unless its name says that already: the attention of layers.0.mixer."""
+    kind = location.module_kind
+    if not kind or not location.module or kind in location.module.rpartition(".")[2].lower():
+        return location.module
+    return f"the {kind} of {location.module}"
 
 
 def make_probe(

@@ -38,7 +38,7 @@ def as_json(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
                 {
                     "about": about,
                     "counts": dict(sorted(counts.items())),
-                    "rows": [asdict(row) for row in rows],
+                    "rows": [_row_dict(row) for row in rows],
                 }
             ),
             indent=1,
@@ -46,6 +46,10 @@ def as_json(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
         )
         + "\n"
     )
+
+
+def _row_dict(row: ZooRow) -> dict[str, object]:
+    return {name: value for name, value in asdict(row).items() if name != "report"}
 
 
 def as_html(rows: Sequence[ZooRow], about: dict[str, str], *, home: str = "") -> str:

@@ -7,8 +7,11 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
+
+from keepleft.auditing.report import AuditReport
 
 LEAK = "leak"
 CLEAN = "clean"
@@ -29,6 +32,12 @@ class ZooRow:
     seconds: float = 0.0
     weights: int = 0
     about: dict[str, str] = field(default_factory=dict)
+    report: AuditReport | None = None  # of the audit, where there was one
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        report = self.report or AuditReport(self.name, "", "", skipped=(self.why,), blocked=(self.why,))
+        return report.text()
 
 
 def audit_class(name: str, budget: str) -> ZooRow:
@@ -63,7 +72,25 @@ def audit_class(name: str, budget: str) -> ZooRow:
         round(time.monotonic() - started, 1),
         sum(p.numel() for p in model.parameters()),
         report.about,
+        _describe_model(report, name),
     )
+
+
+def _describe_model(report: AuditReport, name: str) -> AuditReport:
+    """The report with what was audited in its headline, and with code that builds the model where it shows a
+    leak.
+    """
+    setup = (
+        "import torch\n"
+        "from keepleft.auditing.zoo.tiny_models import tiny_model\n"
+        f"model, _ = tiny_model({name!r})\n"
+    )
+    findings = tuple(
+        replace(finding, reproduce=finding.reproduce and setup + finding.reproduce)
+        for finding in report.findings
+    )
+    version = import_module("transformers").__version__
+    return replace(report, subject=f"{name} (transformers {version}, random weights)", findings=findings)
 
 
 def run(
