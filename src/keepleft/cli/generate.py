@@ -13,6 +13,8 @@ from keepleft.decoding.generation_config import GenerationConfig
 if TYPE_CHECKING:
     from keepleft.pipelines.text_generation import TextGenerator
 
+DEFAULT_MAX_NEW_TOKENS = 256  # where neither the user nor the model directory sets a limit
+
 
 def generate_text(
     inputs: list[str],
@@ -24,7 +26,8 @@ def generate_text(
     """Continue a text, or answer it.
 
     A model with a chat template, as instruct models have, answers the text as a message; with --raw it
-    continues it.
+    continues it. At most 256 tokens are written unless --max-new-tokens or the model's own configuration
+    says otherwise.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
@@ -49,7 +52,13 @@ def generate_text(
         return generator
 
     return generate_texts(
-        best_installed() if model is None else model, texts, options, flags, prepare=with_chat_template
+        best_installed() if model is None else model,
+        texts,
+        options,
+        flags,
+        prepare=with_chat_template,
+        default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+        streams_at_terminal=True,
     )
 
 
