@@ -632,6 +632,9 @@ def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch)
         in run(capsys, "generate", decoder, "x", "--num-return-sequences", "2")[2]
     )
     assert "this model continues texts and does not summarise" in run(capsys, "summarize", decoder, "x")[2]
+    code, out, stderr = run(capsys, "translate", decoder, "abc def")
+    assert (code, out) == (2, "")
+    assert "this model continues texts and does not translate them: take an encoder-decoder" in stderr
     assert "there is no model directory" in run(capsys, "translate", "./nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (

