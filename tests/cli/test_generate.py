@@ -336,7 +336,7 @@ def test_the_limit_of_the_model_directory_goes_before_the_default_one(endless_de
 
 def test_generate_has_a_default_limit_and_its_help_says_so(capsys):
     assert DEFAULT_MAX_NEW_TOKENS == 256
-    assert "At most 256 tokens are written unless --max-new-tokens" in help_text(capsys, "generate")
+    assert "It stops after 256 tokens unless --max-new-tokens" in help_text(capsys, "generate")
 
 
 @pytest.mark.parametrize(

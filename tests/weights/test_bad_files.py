@@ -990,7 +990,7 @@ def test_a_name_of_the_commands_is_no_path_and_the_error_says_how_to_get_one(tmp
     monkeypatch.chdir(tmp_path)
     refused(
         "SmolLM2-135M-Instruct",
-        "there is no model directory SmolLM2-135M-Instruct, and that is no OWNER/NAME on the hub: give a path",
+        "there is no model directory SmolLM2-135M-Instruct, and that is no OWNER/NAME on the hub: give",
         "`keepleft doctor` prints those of the installed models",
         error=FileNotFoundError,
     )

@@ -357,6 +357,8 @@ def find_command(name: str) -> Command:
     for command in COMMANDS:
         if command.name == name:
             return command
+    if name == "version":
+        raise ValueError("there is no command 'version': keepleft --version prints the version")
     names = [command.name for command in COMMANDS]
     close = get_close_matches(name, names, 1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"

@@ -23,11 +23,12 @@ def generate_text(
     raw: bool = False,
     system: str | None = None,
 ) -> int:
-    """Continue a text, or answer it.
+    """Continue a text, or answer it where the model has a chat template.
 
-    A model with a chat template, as instruct models have, answers the text as a message; with --raw it
-    continues it. At most 256 tokens are written unless --max-new-tokens or the model's own configuration
-    says otherwise.
+    It stops after 256 tokens unless --max-new-tokens or the model says otherwise.
+
+    Instruct models have a chat template; with --raw they continue a text too. The model says otherwise in its
+    generation_config.json.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts

@@ -159,10 +159,16 @@ def check_folders(**options: str | None) -> None:
 
 
 def model_name(model: str) -> str:
-    """The name of a model's file or directory; NAME for runs/NAME/model, and for NAME@REVISION on the hub."""
+    """The name of a model's file or directory; NAME for runs/NAME/model, and for NAME@REVISION on the hub.
+
+    The path of an installed model has the name that it is installed under.
+    """
     if not Path(model).exists():
         return model.partition("@")[0]
     path = Path(model).resolve()
+    for name, installed_path in installed_weights().items():
+        if installed_path.resolve() == path:
+            return name
     if path.is_file():
         return path.stem
     return path.parent.name if path.name == "model" and path.parent.name else path.name

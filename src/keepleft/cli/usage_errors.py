@@ -120,6 +120,8 @@ def _unknown_argument(
 
 
 def _unknown_option(name: str, command: Command, options: Sequence[Option]) -> str:
+    if name == "--version":
+        return f"{command.name} has no option --version: keepleft --version prints the version"
     flags = [*(option.flag for option in options if not option.is_positional), "--help", "--help-all"]
     prefix = name.rpartition(".")[0]
     if prefix in ("--train", "--valid"):
