@@ -28,7 +28,7 @@ def repeat_lost_interrupts() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if _is_in_import(frame):
-            timer = threading.Timer(RETRY_SECONDS, interrupt_main)
+            timer = threading.Timer(RETRY_SECONDS, _interrupt_main_thread)
             timer.daemon = True
             timer.start()
             timers.append(timer)
@@ -42,6 +42,13 @@ def repeat_lost_interrupts() -> Iterator[None]:
             timer.cancel()
         if signal.getsignal(signal.SIGINT) is handle:  # a command may have put its own in place
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt_main_thread() -> None:
+    if hasattr(signal, "pthread_kill"):  # it also wakes a thread that waits
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        interrupt_main()
 
 
 def _is_in_import(frame: FrameType | None) -> bool:
