@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -64,6 +65,13 @@ def test_what_differs_ends_with_1_and_is_written_all_the_same(folder, tmp_path, 
     assert main(["export", str(folder), "--to", "gguf", "--out", str(tmp_path / "x.gguf")]) == 1
     assert "DIFFERENT    scores, read back from f16" in capsys.readouterr().out
     assert (tmp_path / "x.gguf").exists()
+
+
+def test_what_is_not_checked_is_said_once(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["export", str(folder), "--to", "hf", "--out", str(tmp_path / "out")]) == 0
+    line = "not checked  scores, by transformers: transformers is not installed\n"
+    assert line in capsys.readouterr().out
 
 
 def test_no_verify_only_writes(folder, tmp_path, capsys):

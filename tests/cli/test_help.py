@@ -43,6 +43,15 @@ def test_the_commands_are_listed_with_an_example_each(arguments, capsys):
         assert command.summary in text
 
 
+def test_a_command_with_one_option_does_not_speak_of_all_options(capsys):
+    page = output(capsys, "completion", "--help")
+    assert page.endswith("The option, in full: keepleft completion --help-all\n")
+
+
+def test_the_seed_of_a_chat_is_not_explained_by_prompts(capsys):
+    assert re.search(r"--seed N +random seed of the answers\n", output(capsys, "chat", "--help"))
+
+
 def test_the_list_fits_a_screen():
     lines = command_list(80).splitlines()
     assert len(lines) <= SCREEN_LINES

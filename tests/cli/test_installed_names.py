@@ -79,3 +79,8 @@ def test_other_commands_find_it(arguments, installed, capsys):
     before = {path.name for path in installed.iterdir()}
     assert main(arguments) == 0, capsys.readouterr().err
     assert {path.name for path in installed.iterdir()} == before  # a package is not written to
+
+
+def test_its_path_goes_by_the_name_that_it_is_installed_under(installed):
+    assert paths.model_name(str(installed)) == "tiny-gpt"
+    assert paths.model_name("tiny-gpt") == "tiny-gpt"

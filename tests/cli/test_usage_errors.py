@@ -12,6 +12,7 @@ MODEL_WORDS = "(a folder, a GGUF file, an installed model or a name on the Huggi
 CASES = {
     "unknown commands": [
         (["trian"], "there is no command 'trian': did you mean train?"),
+        (["version"], "there is no command 'version': keepleft --version prints the version"),
         (["xyzzy"], "there is no command 'xyzzy': there are demo, compare, translate, "),
         (["--task", "lm"], "--task stands before a command: say what to do first, as in keepleft demo"),
     ],
@@ -56,6 +57,7 @@ CASES = {
         (["serve", "m", "--limits.bdy", "3"], "there is no option --limits.bdy: did you mean --limits.body?"),
         (["doctor", "--help-al"], "there is no option --help-al: did you mean --help-all?"),
         (["doctor", "--hlep"], "there is no option --hlep: did you mean --help?"),
+        (["translate", "--version"], "translate has no option --version: keepleft --version prints the ver"),
         (["doctor", "--xyzzy"], "there is no option --xyzzy: keepleft doctor --help lists them"),
     ],
     "options of other commands": [

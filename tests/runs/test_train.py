@@ -77,6 +77,7 @@ def test_every_task_ends_in_a_directory_that_transformers_reads(task, name, text
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4]
     assert "loss" in lines[-1]["measures"]
+    assert ("perplexity" in lines[-1]["measures"]) == (task != "classify")  # labels are no text
     ours, tokenizer = kl.load(out / "model")
     theirs = getattr(transformers, name).from_pretrained(out / "model").eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(out / "model")

@@ -246,7 +246,7 @@ def test_the_command_writes_the_page(directory, tmp_path, capsys):
     file = tmp_path / "deep" / "page.html"
     assert main(["show", directory, TEXT, "--html", str(file), "--views", "attention, masks"]) == 0
     out, err = capsys.readouterr()
-    assert re.fullmatch(rf"{re.escape(str(file))}: [\d,]+ answers, [\d,]+ bytes\n", out)
+    assert re.fullmatch(rf"{re.escape(str(file))}: a page of [\d.]+ MB; open it in a browser, .*\n", out)
     assert err == ""
     (_, answers), _ = Elements(file.read_text("utf-8")).all("script")
     model_info = json.loads(answers)[0]["answer"]

@@ -986,6 +986,18 @@ def test_a_path_that_does_not_exist_is_named(path, tmp_path, monkeypatch):
     refused(tmp_path / "absent", str(tmp_path / "absent"), error=FileNotFoundError)
 
 
+def test_a_name_of_the_commands_is_no_path_and_the_error_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(
+        "SmolLM2-135M-Instruct",
+        "there is no model directory SmolLM2-135M-Instruct, and that is no OWNER/NAME on the hub: give",
+        "`keepleft doctor` prints those of the installed models",
+        error=FileNotFoundError,
+    )
+    (tmp_path / "translator").mkdir()  # as in a clone of the repository
+    refused("translator", "`keepleft doctor` prints its path", error=FileNotFoundError)
+
+
 def test_a_hub_name_without_the_hub_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 success, 1 a finding or a failed quality gate, 2 a usage error."""
+    from keepleft.cli.interrupts import repeat_lost_interrupts
     from keepleft.cli.streams import use_utf8
 
     use_utf8()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        exit_code = _print_help(arguments) if _asks_for_help(arguments) else _run_command(arguments)
+        with repeat_lost_interrupts():
+            exit_code = _print_help(arguments) if _asks_for_help(arguments) else _run_command(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("keepleft: stopped", file=sys.stderr)

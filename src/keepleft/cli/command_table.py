@@ -91,11 +91,11 @@ COMMANDS = (
         name="generate",
         function="generate:generate_text",
         group=USE,
-        summary="continue a text",
-        example='keepleft generate "The capital of France is"',
+        summary="answer or continue a text",
+        example='keepleft generate "Why is the sky blue?"',
         arguments="[MODEL] [TEXT ...]",
         examples=(
-            'keepleft generate "The capital of France is"',
+            'keepleft generate "What is the capital of France?"',
             'keepleft generate runs/lm/model "Once upon a time" --do-sample --seed 1',
             "keepleft generate runs/lm/model --input prompts.txt --output stories.txt",
         ),
@@ -357,6 +357,8 @@ def find_command(name: str) -> Command:
     for command in COMMANDS:
         if command.name == name:
             return command
+    if name == "version":
+        raise ValueError("there is no command 'version': keepleft --version prints the version")
     names = [command.name for command in COMMANDS]
     close = get_close_matches(name, names, 1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"

@@ -60,7 +60,7 @@ def export(
     ):
         checks.append(check)
         if not json:
-            print(f"{_status_text(check.ok):12} {check.what}: {check.found}")
+            print(f"{_status_text(check.ok):12} {check.what}: {check.found.removeprefix('not checked: ')}")
     if json:
         json_format.dump(
             {"out": out, "to": to, "checks": [asdict(check) for check in checks]},

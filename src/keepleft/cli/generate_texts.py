@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -46,7 +46,7 @@ class GenerateFlags:
         dtype: data type of the weights: float32, bfloat16, float16, or int8 on CPUs. If not given, float32,
             or int8 if the model is stored that way
         device: cpu or cuda; a GPU is used if there is one
-        stream: print each text as it is generated
+        stream: print each text as it is generated; generate does so by itself for one text at a terminal
         json: print one JSON object per line, with scores and tokens
     """
 
@@ -76,12 +76,16 @@ def generate_texts(
     alignments: bool = False,
     prepare: Callable[[TextGenerator], TextGenerator | Translator] = lambda generator: generator,
     defaults: GenerationConfig | None = None,
+    default_max_new_tokens: int | None = None,
+    streams_at_terminal: bool = False,
 ) -> int:
     """Load a model and print what it makes of the texts; without texts, of the lines of --input or stdin.
 
     A blank line stays blank, and so does a blank argument where the model has a source or answers a message;
     a decoder continues it. `prepare`: what the command changes about the model before it generates.
-    `defaults`: options where neither the user nor the model directory has any.
+    `defaults`: options where neither the user nor the model directory has any. `default_max_new_tokens`: the
+    same for the length of a decoder's texts; a note says where it has cut one. `streams_at_terminal`: one
+    text is printed as it is generated where a terminal reads it.
     """
     from keepleft.pipelines.text_generation import load_generator, select_options
 
@@ -104,16 +108,23 @@ def generate_texts(
                 ensemble_average=flags.ensemble_average,
             )
         )
+        limit = None if generator.has_limit(options) else default_max_new_tokens
+        if limit is not None:
+            options = replace(options, max_new_tokens=limit)
         options = generator.resolve(options).with_defaults(defaults or GenerationConfig())
         if flags.n_best > 1:
             options = options.with_num_sequences(flags.n_best)
+        if streams_at_terminal and len(texts) == 1 and _can_stream(options, flags):
+            flags = replace(flags, stream=True)
+        num_cut = 0
         stays_blank = not texts or generator.keeps_blank_texts
         first_filled: tuple[int, str] | None = None
         shown_warnings: set[str] = set()
         interactive = text_io.reads_terminal(texts, flags.input)
+        hides_bar = interactive or (flags.stream and sys.stdout.isatty())  # it would be drawn over the text
         with (
             text_io.open_output(flags.output) as out,
-            Bar("texts", len(texts) or None, reads_terminal=interactive) as bar,
+            Bar("texts", len(texts) or None, reads_terminal=hides_bar) as bar,
         ):
             done = 0
             batches = text_io.in_batches(
@@ -125,13 +136,19 @@ def generate_texts(
                     first_filled = done + filled[0], batch[filled[0]]
                 batch_options = select_options(options, [done + n for n in filled])
                 if flags.stream:
+                    tokens: list[int] = []
                     for n in filled:
-                        for piece in generator.stream(batch[n], batch_options):
+                        for piece in generator.stream(batch[n], batch_options, on_token=tokens.append):
                             print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
+                    num_cut += len(tokens) == limit and tokens[-1] not in batch_options.eos_ids
                     done += 1
                 else:
                     results = _generate_batch(generator, batch, filled, batch_options, flags, alignments)
+                    num_cut += sum(
+                        not candidates[0].ended and len(candidates[0].tokens) == limit
+                        for candidates in results
+                    )
                     for text, candidates in zip(batch, results, strict=True):
                         for line in _lines(text, candidates, done, len(texts) == 1, flags):
                             print(line, file=out)
@@ -141,6 +158,9 @@ def generate_texts(
                     shown_warnings.add(message)
                     bar.print_line(f"note: {spell_flags(message, OPTIONS.keys())}")
                 bar.update(done, "")
+        if num_cut:
+            which = "" if done == 1 else f"{num_cut} of {done} texts were "
+            print(f"{which}stopped after {limit} tokens; --max-new-tokens N allows more", file=sys.stderr)
         if flags.plot is not None:
             if first_filled is None:
                 raise ValueError("there was no text to plot")
@@ -148,6 +168,12 @@ def generate_texts(
             path = generator.plot(Path(flags.plot), text, select_options(options, [index]))
             print(f"plot: {path}", file=sys.stderr)
     return 0
+
+
+def _can_stream(options: GenerationConfig, flags: GenerateFlags) -> bool:
+    """Whether one text is all that is printed, piece by piece, on a terminal."""
+    takes_all = flags.json or flags.output or flags.alternatives or flags.n_best > 1
+    return not takes_all and options.beam_count == options.num_sequences == 1 and sys.stdout.isatty()
 
 
 def _generate_batch(

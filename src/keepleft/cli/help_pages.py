@@ -69,7 +69,8 @@ def command_help(command: Command, *, show_all: bool = False, width: int | None 
     num_options = len(options) - len(arguments)
     shown = [option for group in groups.values() for option in group]
     if len(shown) < len(options) or len(paragraphs) > 2 or any(opt.summary != opt.help for opt in shown):
-        parts.append(f"All {num_options} options, in full: keepleft {command.name} --help-all")
+        what = "The option" if num_options == 1 else f"All {num_options} options"
+        parts.append(f"{what}, in full: keepleft {command.name} --help-all")
     return "\n\n".join(parts)
 
 

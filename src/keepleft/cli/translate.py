@@ -54,6 +54,11 @@ def translate(
         from keepleft.pipelines.translator import Translator
 
         if to is None:
+            if tag is None and not generator.is_encoder_decoder:
+                raise ValueError(
+                    "this model continues texts and does not translate them: take an encoder-decoder, or ask "
+                    'an instruct model, as in keepleft generate MODEL "Translate into French: …"'
+                )
             return replace(generator, tag=tag)
         return Translator(generator, to, pivot=SHIPPED_PIVOT if is_shipped else None)
 

@@ -77,7 +77,7 @@ def explain_os_error(error: OSError) -> str:
         if match[1] is None:  # nor is it on the hub
             close = similar_path(Path(match[2]))
             return f"there is no directory {match[2]}: did you mean {close}?" if close else str(error)
-        return f"{error}: {_suggest_model(match[2])}"
+        return f"there is no model directory {match[2]}: {_suggest_model(match[2])}"
     if error.filename is None:
         return str(error.strerror or error)
     if isinstance(error, FileNotFoundError):
@@ -120,6 +120,8 @@ def _unknown_argument(
 
 
 def _unknown_option(name: str, command: Command, options: Sequence[Option]) -> str:
+    if name == "--version":
+        return f"{command.name} has no option --version: keepleft --version prints the version"
     flags = [*(option.flag for option in options if not option.is_positional), "--help", "--help-all"]
     prefix = name.rpartition(".")[0]
     if prefix in ("--train", "--valid"):

@@ -139,9 +139,13 @@ def stream(
     source_tokenizer: Tokenizer | None = None,
     draft_model: Model | None = None,
     options: GenerationConfig | None = None,
+    on_token: Callable[[int], object] = lambda token: None,
     **overrides: Any,
 ) -> Iterator[str]:
-    """Yield one completion piece by piece as its tokens are generated, each piece whole characters."""
+    """Yield one completion piece by piece as its tokens are generated, each piece whole characters.
+
+    `on_token` is called with each token.
+    """
     if tokenizer is None:
         raise ValueError("a stream is text, and there is no tokenizer: give one, or call completions()")
     model = _require_causal(model)
@@ -167,7 +171,9 @@ def stream(
             yield from filter(None, [detokenizer.begin(prefixes[0])])
         strategy = make_strategy(tokenizer, options, batch)
         for hypotheses in decode_steps(model, batch, strategy, options, draft_model, in_place=True):
-            if piece := detokenizer.add(int(hypotheses.tokens[0, -1])):
+            token = int(hypotheses.tokens[0, -1])
+            on_token(token)
+            if piece := detokenizer.add(token):
                 yield piece
             if bool(hypotheses.done):
                 break

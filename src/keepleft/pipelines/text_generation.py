@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -96,6 +96,12 @@ class TextGenerator:
         options = resolve_options(self.model, options, {})
         return options if self.chat_template is None else with_answer_limit(options)
 
+    def has_limit(self, options: GenerationConfig) -> bool:
+        """Whether the length has a limit: of the user, of the model directory, or that of a source."""
+        resolved = resolve_options(self.model, options, {})
+        limits = (resolved.max_new_tokens, resolved.max_length)
+        return self.is_encoder_decoder or any(limit is not None for limit in limits)
+
     def with_chat_template(self, system: str | None = None) -> TextGenerator:
         """The same for chat messages. Raises ValueError for a model without a chat template."""
         return replace(self, chat_template=require_chat_template(self.model, self.tokenizer), system=system)
@@ -162,8 +168,15 @@ class TextGenerator:
             for group in results
         ]
 
-    def stream(self, text: str, options: GenerationConfig, *, tag: str | None = None) -> Iterator[str]:
-        """The completion of one text, piece by piece."""
+    def stream(
+        self,
+        text: str,
+        options: GenerationConfig,
+        *,
+        tag: str | None = None,
+        on_token: Callable[[int], object] = lambda token: None,
+    ) -> Iterator[str]:
+        """The completion of one text, piece by piece. `on_token` is called with each token."""
         return stream(
             self.model,
             self.tokenizer,
@@ -171,6 +184,7 @@ class TextGenerator:
             source_tokenizer=self.source_tokenizer,
             draft_model=self.draft_model,
             options=options,
+            on_token=on_token,
         )
 
     def plot(self, path: Path, text: str, options: GenerationConfig, *, tag: str | None = None) -> Path:

@@ -223,10 +223,21 @@ class Translator:
     def _restore(self, source: PreparedSentence, candidates: list[ResultT]) -> list[ResultT]:
         return [replace(result, text=source.restore(result.text, self.to)) for result in candidates]
 
-    def stream(self, text: str, options: GenerationConfig) -> Iterator[str]:
-        """The translation of one text, sentence by sentence."""
+    def has_limit(self, options: GenerationConfig) -> bool:
+        return self.generator.has_limit(options)
+
+    def stream(
+        self, text: str, options: GenerationConfig, *, on_token: Callable[[int], object] = lambda token: None
+    ) -> Iterator[str]:
+        """The translation of one text, sentence by sentence; `on_token` is called with each token."""
         for part in split_text(text):
-            yield self.generate([part.text], options)[0][0].text if part.is_sentence else part.text
+            if not part.is_sentence:
+                yield part.text
+                continue
+            result = self.generate([part.text], options)[0][0]
+            for token in result.tokens:
+                on_token(token)
+            yield result.text
 
     def plot(self, path: Path, text: str, options: GenerationConfig) -> Path:
         return self.generator.plot(path, text, options)

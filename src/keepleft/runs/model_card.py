@@ -218,8 +218,6 @@ def _metadata(
 
 def _hub_metrics(run: RunFacts) -> dict[str, float]:
     names = {**HUB_METRICS, "accuracy": "accuracy"} if run.job.task == "classify" else HUB_METRICS
-    if run.job.task == "classify":
-        names = {name: hub_name for name, hub_name in names.items() if name != "perplexity"}
     return {names[name]: value for name, value in run.measures.items() if name in names}
 
 

@@ -15,7 +15,8 @@ from keepleft.runs.job import DataConfig, TrainJob
 from keepleft.runs.job_batches import JobBatches
 
 MAX_EXAMPLE_WORDS = 12
-EXAMPLE_TOKENS = 24  # of running text
+EXAMPLE_TOKENS = 256  # of running text
+MAX_PROMPT_WORDS = 5  # of a line, for a language model to continue
 CANDIDATE_RECORDS = 100  # among which an example is looked for
 USE_COMMANDS = {
     "translate": "translate",
@@ -55,13 +56,26 @@ def example_text(job: TrainJob, batches: JobBatches, tokenizers: Tokenizers) -> 
     data = batches.validation or batches.training
     if batches.is_running_text:
         tokens = data.store[data.objective.fields[0]].tokens[:EXAMPLE_TOKENS].tolist()
-        words = tokenizers.target.decode(tokens).split()[1:6]  # the first may be the rest of a word
-        return " ".join(words) or "The"
+        return line_beginning(tokenizers.target.decode(tokens)) or "The"
     words = _short_record(data, tokenizers).split()[:MAX_EXAMPLE_WORDS]
     mask = special_tokens(tokenizers.target).mask
     if job.task == "mlm" and mask is not None:
         words[len(words) // 2 : len(words) // 2 + 1] = [tokenizers.target.id_to_token(mask) or ""]
     return " ".join(words) or "Hello"
+
+
+def line_beginning(text: str) -> str:
+    """The first words of a line, of a text that begins and ends anywhere; it may be all one line."""
+    words = text.split()
+    best = words[1:-1][:MAX_PROMPT_WORDS]  # the first and the last may be parts of words
+    lines = text.split("\n")[1:]
+    if lines and not text.endswith("\n"):
+        lines[-1] = " ".join(lines[-1].split()[:-1])
+    for line in lines:
+        if len(line_words := line.split()) >= 2:
+            best = line_words[:MAX_PROMPT_WORDS]
+            break
+    return " ".join(best)
 
 
 def _short_record(data: Batches, tokenizers: Tokenizers) -> str:

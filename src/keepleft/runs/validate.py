@@ -67,7 +67,8 @@ def _check_numbers(job: TrainJob) -> None:
 def _check_metric(job: TrainJob) -> None:
     metric = job.recipe.metric or "loss"
     generation_metrics = ["bleu", "chrf", "exact"] if TASKS[job.task].is_paired else []
-    allowed = ["loss", "perplexity", "accuracy", "smoothed", *generation_metrics]
+    perplexity = [] if job.task == "classify" else ["perplexity"]
+    allowed = ["loss", *perplexity, "accuracy", "smoothed", *generation_metrics]
     if metric not in allowed:
         raise ValueError(
             f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(allowed)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from keepleft.data.batches import Batches
+from keepleft.data.objectives import Classification
 from keepleft.evaluation.likelihood import likelihood
 from keepleft.models.transformer import Model
 from keepleft.runs.dataset import Tokenizers
@@ -26,6 +27,8 @@ def make_measure(
 
     def measure(model: Model) -> dict[str, float]:
         measures = likelihood(model, valid_batches, label_smoothing=recipe.label_smoothing)
+        if isinstance(validation.objective, Classification):
+            del measures["perplexity"]  # of labels it says nothing that the loss does not
         if recipe.metric in GENERATION_METRICS:
             measures |= translation_metrics(model, tokenizers, validation, MAX_GENERATED_RECORDS)
         return measures

@@ -29,4 +29,9 @@ def _suggest_location(path: Path) -> str:
     subfolder = path.parent / "model"
     if (subfolder / path.name).exists():
         return f"did you mean {subfolder}?"
+    if len(path.parent.parts) == 1:  # in a clone, the folder `translator` is no model
+        return (
+            f"is {path.parent} a model directory? If an installed model was meant, `keepleft doctor` prints "
+            "its path"
+        )
     return f"is {path.parent} a model directory?"

@@ -258,7 +258,10 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
         raise ValueError(f"{path} is a file: name the directory that holds it and its config.json")
     name, at_sign, name_revision = str(name_or_path).partition("@")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"there is no model directory {name_or_path}")
+        raise FileNotFoundError(
+            f"there is no model directory {name_or_path}, and that is no OWNER/NAME on the hub: give a path; "
+            "`keepleft doctor` prints those of the installed models"
+        )
     if revision is not None and at_sign and revision != name_revision:
         raise ValueError(
             f"{name_or_path} names the revision {name_revision!r}, and {revision!r} was asked for: give one"
