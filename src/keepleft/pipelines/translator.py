@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT", bound=Any)  # a dataclass with a field `text`
 
 MAX_SENTENCE_WORDS = 30  # longer sentences are cut into clauses
+MAX_GUESSED_CHARACTERS = 2_000  # of a text, to guess its language from
 _TAG = re.compile(r"<2(\w+)>")
 LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"}
 # invisible characters that web pages have and training texts have not, and typographic apostrophes
@@ -130,8 +131,8 @@ class Translator:
         `details` are those of `TextGenerator.generate`. Where they, or several translations, are asked for, a
         text is translated as a whole and not sentence by sentence.
         """
-        if self.pivot is not None:
-            self._warn_of_unknown_pairs(texts)
+        if (note := self.language_note(texts)) is not None:
+            warnings.warn(note, stacklevel=2)
         whole = options.num_sequences > 1 or any(value for value in details.values())
         rounds = self.rounds(texts, _join, whole=whole)
         try:
@@ -191,20 +192,25 @@ class Translator:
         """The language whose numbers a text has: German and French ones are read alike."""
         return guess_language(text) or ("de" if self.to == "en" else "en")
 
-    def _warn_of_unknown_pairs(self, texts: Sequence[str]) -> None:
+    def language_note(self, texts: Sequence[str]) -> str | None:
+        """What is to be said of the first text in a language that the model does not translate from here."""
+        if self.pivot is None:
+            return None
         for text in texts:
-            language = guess_language(text)
+            language = guess_language(text[:MAX_GUESSED_CHARACTERS])
             if language is None or (language != self.to and self.pivot in (language, self.to)):
                 continue
-            name, pivot = LANGUAGE_NAMES[language], LANGUAGE_NAMES[str(self.pivot)]
-            problem = (
-                "that is the language to write"
-                if language == self.to
-                else f"this model translates to and from {pivot} only: translate --to {self.pivot} first, "
-                f"and the result --to {self.to}"
-            )
-            warnings.warn(f"{text[:40]!r} looks like {name}, and {problem}", stacklevel=3)
-            return
+            name, pivot = LANGUAGE_NAMES[language], LANGUAGE_NAMES[self.pivot]
+            if language != self.to:
+                problem = (
+                    f"this model translates to and from {pivot} only: translate --to {self.pivot} first, "
+                    f"and the result --to {self.to}"
+                )
+            else:
+                outcome = "say the same in other words" if language == self.pivot else f"be in {pivot}"
+                problem = f"that is the language to write: the output may {outcome}"
+            return f"{text[:40]!r} looks like {name}, and {problem}"
+        return None
 
 
 def _join(parts: Sequence[GenerationResult | str]) -> GenerationResult:
