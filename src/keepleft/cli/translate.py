@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keepleft.cli import text_io
@@ -51,10 +50,10 @@ def translate(
         model = shipped_translator()
 
     def with_language(generator: TextGenerator) -> TextGenerator | Translator:
-        from keepleft.pipelines.translator import Translator
+        from keepleft.pipelines.translator import TaggedTextGenerator, Translator
 
         if to is None:
-            return replace(generator, tag=tag)
+            return TaggedTextGenerator(**{**vars(generator), "tag": tag})
         return Translator(generator, to, pivot=SHIPPED_PIVOT if is_shipped else None)
 
     return generate_texts(model, texts, options, flags, prepare=with_language, alignments=alignments)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -67,6 +67,23 @@ def target_languages(tokenizer: Tokenizer) -> dict[str, str]:
     return {match[1]: tag for tag in tags if (match := _TAG.fullmatch(tag))}
 
 
+def name_languages(codes: Iterable[str]) -> str:
+    """The languages of a message: en (English), fr (French)."""
+    return ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in codes)
+
+
+def require_language(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    """Raise ValueError if the model has language tags, and a text starts with none of them."""
+    languages = target_languages(tokenizer)
+    tags = tuple(languages.values())
+    if tags and not all(text.lstrip().startswith(tags) for text in texts if text.strip()):
+        example = next((code for code in languages if code != "en"), "en")
+        raise ValueError(
+            f"this model writes {name_languages(languages)}: say which language to write, "
+            f"as in --to {example}"
+        )
+
+
 def knows_placeholders(tokenizer: Tokenizer) -> bool:
     """Whether placeholders are tokens of their own, as they are where a model was trained with them."""
     return all(len(encode_text(tokenizer, mark, add_special_tokens=False)) == 1 for mark in PLACEHOLDERS)
@@ -96,6 +113,19 @@ def _parts(clause: Sentence) -> list[TextPart]:
     ]
 
 
+@dataclass(frozen=True)
+class TaggedTextGenerator(TextGenerator):
+    """A text generator whose texts name the language to write: each starts with a tag of the model.
+
+    Raises ValueError for a text that does not, if the model has language tags.
+    """
+
+    def prompt(self, text: str, tag: str | None) -> str | list[int]:
+        if (tag or self.tag) is None:
+            require_language(self.input_tokenizer, [text])
+        return super().prompt(text, tag)
+
+
 class Translator:
     """A text generator that writes one language: `to` is its code, such as fr.
 
@@ -106,7 +136,7 @@ class Translator:
     def __init__(self, generator: TextGenerator, to: str, *, pivot: str | None = None) -> None:
         languages = target_languages(generator.input_tokenizer)
         if to.lower() not in languages:
-            known = ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in languages)
+            known = name_languages(languages)
             raise ValueError(
                 f"this model does not write {to!r}: "
                 + (f"there are {known}" if known else "it has no language tags, so leave --to out")
