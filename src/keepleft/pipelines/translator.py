@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT", bound=Any)  # a dataclass with a field `text`
 
 MAX_SENTENCE_WORDS = 30  # longer sentences are cut into clauses
-MAX_GUESSED_CHARACTERS = 2_000  # of a text, to guess its language from
+MAX_GUESSED_CHARACTERS = 500  # of a text, to guess its language from
 _TAG = re.compile(r"<2(\w+)>")
 LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"}
 # invisible characters that web pages have and training texts have not, and typographic apostrophes

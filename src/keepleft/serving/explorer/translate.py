@@ -49,11 +49,17 @@ def _tags(explorer: Explorer) -> list[str]:
     return list(target_languages(explorer.generator.input_tokenizer).values())
 
 
+def plain_note(note: str) -> str:
+    """A note about the language, where there are fields and buttons and no options."""
+    return note.replace("--to ", "to ")
+
+
 def translate(explorer: Explorer, params: Params) -> dict[str, Any]:
     """The translation of a text, and the sentences that it was put together from."""
     to = params.choice("to", list(language_names(explorer)))
     text = params.text("text", max_characters=MAX_TRANSLATED_CHARACTERS)
     translator = Translator(explorer.generator, to)
+    note = Translator(explorer.generator, to, pivot=explorer.pivot).language_note([text])
     parts = split_text(text)
     sources = list(dict.fromkeys(part.text for part in parts if part.is_sentence))
     options = translator.resolve(GenerationConfig())
@@ -70,4 +76,5 @@ def translate(explorer: Explorer, params: Params) -> dict[str, Any]:
             }
             for source, target in targets.items()
         ],
+        "warnings": [] if note is None else [plain_note(note)],
     }
