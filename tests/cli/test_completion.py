@@ -177,6 +177,8 @@ def test_what_a_value_is_completed_with():
         (["keepleft", "serve", "--dtype", "=", "int8", "S"], {"Small-2M"}),
         (["keepleft", "translate", "Tiny-1M", "T"], set()),  # a text
         (["keepleft", "eval", "Tiny-1M", "my"], {"my corpus.txt"}),
+        (["keepleft", "translate", "Good morning", "--to", ""], {"fr", "de", "hi", "en"}),
+        (["keepleft", "eval", "Tiny-1M", "--to", "=", "f"], {"fr"}),
         (["keepleft", "completion", ""], {"bash", "zsh", "fish"}),
         (["keepleft", "dance", ""], set()),
     ],
@@ -205,6 +207,7 @@ def test_bash_completes(words, expected, folder):
         ("keepleft train ", set()),
         ("keepleft serve T", {"Tiny-1M"}),
         ("keepleft completion ", {"bash", "zsh", "fish"}),
+        ("keepleft translate --to ", {"fr", "de", "hi", "en"}),
     ],
 )
 def test_fish_completes(line, expected, folder):

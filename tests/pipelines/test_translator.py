@@ -183,8 +183,21 @@ def test_a_text_in_a_language_that_the_model_cannot_read_gets_a_note():
     translator = Translator(ShoutingGenerator(), "fr", pivot="en")
     with pytest.warns(UserWarning, match=r"looks like German, and this model .*English only.*--to en first"):
         translator.generate(["Wo ist der Bahnhof?"], GenerationConfig())
-    with pytest.warns(UserWarning, match="looks like French, and that is the language to write"):
-        translator.generate(["Elle est dans la ville."], GenerationConfig())
+    with pytest.warns(UserWarning, match=r"looks like German, and this model .*English only"):
+        translator.generate(["Ich habe Hunger"], GenerationConfig())
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "message"),
+    [
+        ("J'ai faim", "fr", "French, and that is the language to write: the output may be in English"),
+        ("I am hungry", "en", "English, .* language to write: the output may say the same in other words"),
+    ],
+)
+def test_the_note_about_a_text_in_the_language_to_write_says_what_happens(text, to, message):
+    translator = Translator(ShoutingGenerator(), to, pivot="en")
+    with pytest.warns(UserWarning, match=f"looks like {message}"):
+        translator.generate([text], GenerationConfig())
 
 
 @pytest.mark.parametrize("text", ["Where is the station?", "Tom", ""])

@@ -258,12 +258,12 @@ def test_the_command_to_go_on_is_printed_when_a_run_stops():
         (DataConfig(src="a b.en", tgt="a.fr"), "keepleft eval runs/mine/model 'a b.en' a.fr"),
         (
             [DataConfig(path="dev.tsv", tag="<2fr>"), DataConfig(path="x.tsv", tag="<2hi>")],
-            "keepleft eval runs/mine/model dev.tsv --tag '<2fr>'",
+            "keepleft eval runs/mine/model dev.tsv --to fr",
         ),
     ],
 )
 def test_a_model_is_evaluated_where_eval_reads_its_data_and_audited_elsewhere(valid, command):
     job = replace(JOB, valid=valid, train=DataConfig(path="pairs.tsv", tag="<2fr>"))
     commands = next_commands(job, Path("runs/mine/model"), "I'm here")
-    assert commands[0] == """keepleft translate runs/mine/model 'I'"'"'m here' --tag '<2fr>'"""
+    assert commands[0] == """keepleft translate runs/mine/model 'I'"'"'m here' --to fr"""
     assert commands[1] == command

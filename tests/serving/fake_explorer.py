@@ -50,6 +50,7 @@ class FakeExplorer:
         languages: dict[str, str] | None = None,
     ) -> None:
         self.languages = languages or {}
+        self.warnings: list[str] = []  # about the language of a text
         self.is_encoder_decoder = family == "encoder-decoder"
         self.family = family
         self.example = example or (
@@ -101,6 +102,7 @@ class FakeExplorer:
         return {
             "text": text.upper(),
             "sentences": [{"source": text, "target": text.upper(), "input": f"<2{to}> {text}"}],
+            "warnings": self.warnings,
         }
 
     # attention

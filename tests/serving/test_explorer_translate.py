@@ -42,6 +42,16 @@ def test_a_text_is_what_the_translator_makes_of_it(explorer):
     assert ask(explorer, "attention", text="", source=answer["sentences"][0]["input"])["tokens"]["source"]
 
 
+def test_an_answer_warns_of_a_text_that_the_model_does_not_translate_into_that_language(explorer):
+    assert ask(explorer, "translate", text="Ich habe Hunger", to="fr")["warnings"] == []
+    explorer.pivot = "en"
+    assert ask(explorer, "translate", text="the sea is calm", to="fr")["warnings"] == []
+    (warning,) = ask(explorer, "translate", text="J'ai faim. J'ai soif.", to="fr")["warnings"]
+    assert warning.startswith(
+        "\"J'ai faim. J'ai soif.\" looks like French, and that is the language to write"
+    )
+
+
 def test_wrong_questions_name_the_remedy(explorer):
     with pytest.raises(ValueError, match="no to is called 'xx': there are en, fr"):
         ask(explorer, "translate", text="a", to="xx")

@@ -71,3 +71,36 @@ def test_wrong_requests_name_the_field(http_client, body, message):
     status, result = translate(http_client, **{"input": "The sea.", **body})
     assert status == 400
     assert message in result["error"]["message"]
+
+
+def test_a_model_of_several_languages_is_told_which_one_to_write(http_client):
+    status, result = translate(http_client, input=["The sea.", "<2fr> The sea."])
+    assert status == 400
+    assert result["error"] == {
+        "message": "this model writes en (English), fr (French): say which language to write, as in "
+        '"to": "fr"',
+        "type": "invalid_request_error",
+        "param": "to",
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "body", [{"input": "The sea.", "tag": "<2fr>"}, {"input": ["<2fr> The sea.", "<2en> La mer.", ""]}]
+)
+def test_a_tag_says_the_language_too(http_client, body):
+    assert translate(http_client, **body)[0] == 200
+
+
+def test_a_response_warns_of_a_text_that_the_model_does_not_translate_into_that_language():
+    with client(multilingual(), ContinuousBatchingEngine, pivot="en") as http_client:
+        _, result = translate(http_client, input=["The sea.", "Ich habe Hunger"], to="fr")
+        assert result["warnings"] == [
+            "'Ich habe Hunger' looks like German, and this model translates to and from English only: "
+            "translate to en first, and the result to fr"
+        ]
+        assert translate(http_client, input="The sea is calm.", to="fr")[1]["warnings"] == []
+
+
+def test_nothing_is_said_of_languages_for_a_model_whose_pairs_are_not_known(http_client):
+    assert translate(http_client, input="Ich habe Hunger", to="fr")[1]["warnings"] == []

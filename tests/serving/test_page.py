@@ -199,6 +199,13 @@ def test_a_narrow_window_is_wide_enough(visit, view):
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
 
 
+def test_a_translator_says_what_it_thinks_of_the_language_of_the_text(visit):
+    explorer = FakeExplorer(languages={"de": "German", "fr": "French"})
+    explorer.warnings = ["'Ich bin da' looks like German"]
+    page = visit(explorer)
+    page.wait_for_selector("[role=status].note:text-is(\"'Ich bin da' looks like German\")")
+
+
 def test_a_translator_translates_as_one_types_and_opens_a_sentence_in_the_other_views(visit):
     explorer = FakeExplorer(languages={"de": "German", "fr": "French"})
     page = visit(explorer)
@@ -207,5 +214,6 @@ def test_a_translator_translates_as_one_types_and_opens_a_sentence_in_the_other_
     page.wait_for_selector("output:text-is('THE SEA')")
     page.get_by_role("button", name="French").click()
     wait_until(lambda: params_of(explorer, "translate")[-1] == {"text": "the sea", "to": "fr"})
+    assert page.locator(".note").count() == 0
     page.get_by_role("button", name="Attention").click()
     wait_until(lambda: "<2fr> the sea" in [params["source"] for params in params_of(explorer, "attention")])

@@ -89,6 +89,7 @@ def client(
     explorer=None,
     page_folder=None,
     max_model_len=None,
+    pivot=None,
     **app_options,
 ):
     """An HTTP client in this process, without a socket."""
@@ -96,7 +97,7 @@ def client(
 
     page_options = {} if page_folder is None else {"page_folder": page_folder}
     with service(
-        loaded, engine, limits, explorer=explorer, max_model_len=max_model_len, **page_options
+        loaded, engine, limits, explorer=explorer, max_model_len=max_model_len, pivot=pivot, **page_options
     ) as running_service:
         app = make_app(running_service, **app_options)
         test_client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)

@@ -143,6 +143,7 @@ export interface TranslatedSentence {
 export interface TranslateAnswer {
   text: string;
   sentences: TranslatedSentence[];
+  warnings: string[]; // about the language of the text
 }
 
 export interface MaskAnswer {

@@ -213,11 +213,11 @@ COMMANDS = (
         arguments="MODEL DATA [DATA]",
         examples=(
             "keepleft eval runs/translate/model test.tsv",
-            "keepleft eval runs/translate/model test.en test.fr --baseline other.fr",
+            "keepleft eval translator test.en test.fr --to fr --baseline other.fr",
             "keepleft eval runs/lm/model test.txt --fail-under 20",
         ),
         options={
-            "What to measure": "task baseline limit fail_under json",
+            "What to measure": "task to baseline limit fail_under json",
             "Decoding": "tag num_beams max_new_tokens",
             "Machine": "dtype device threads",
         },
@@ -249,12 +249,12 @@ COMMANDS = (
         arguments="MODEL [TEXT]",
         examples=(
             'keepleft show runs/lm/model "The sea is calm" --html sea.html',
-            'keepleft show runs/translate/model --source "I am happy" --html happy.html',
+            'keepleft show translator --source "I am happy" --to fr --html happy.html',
             "keepleft show runs/lm/model --html all.html --runs runs --compare out/compare",
         ),
         options={
             "The page": "html views",
-            "What it shows": "source runs compare",
+            "What it shows": "source to runs compare",
             "Machine": "dtype device threads",
         },
     ),

@@ -2,7 +2,7 @@
 
 A script holds every command and option, and the names of the models that are installed. The shell completes
 from it alone, at once: Python does not run again. What a value is completed with follows from the word that
-stands for it in the help: FILE, FOLDER, MODEL, or the choices.
+stands for it in the help: FILE, FOLDER, MODEL, LANGUAGE, or the choices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from keepleft import __version__
 from keepleft.cli.command_table import COMMANDS, Command
 from keepleft.cli.option_table import Option, command_options
 from keepleft.cli.paths import installed_weights
+from keepleft.cli.translate import SHIPPED_LANGUAGES
 
 KINDS = {"FILE": "file", "PATH": "file", "DATA": "file", "FOLDER": "folder", "MODEL": "model"}
 DESCRIPTION_WIDTH = 72
@@ -56,6 +57,8 @@ def option_value(option: Option) -> CompletionValue | None:
         return None
     if option.choices:
         return CompletionValue("choice", option.choices)
+    if option.metavar == "LANGUAGE":  # another model may write others
+        return CompletionValue("choice", SHIPPED_LANGUAGES)
     return CompletionValue(next((KINDS[word] for word in option.metavar.split("|") if word in KINDS), "text"))
 
 

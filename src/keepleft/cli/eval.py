@@ -16,6 +16,7 @@ def evaluate_model(
     options: GenerationConfig,
     task: Literal["translate", "summarize", "classify", "lm"] | None = None,
     baseline: str | None = None,
+    to: str | None = None,
     tag: str | None = None,
     limit: int | None = None,
     fail_under: float | None = None,
@@ -36,7 +37,9 @@ def evaluate_model(
             by ROUGE
         baseline: another model, or a file with the output of another system. Tests whether the difference is
             significant
-        tag: the language to write, for a multilingual model: a token of it such as '<2fr>'
+        to: the language to write, for a multilingual model, such as fr. Texts are prepared as in
+            `keepleft translate --to`: cut into sentences, with placeholders for what is copied
+        tag: the same as a token of the model, such as '<2fr>'. Each text goes to the model as it is
         limit: use at most this many texts
         ensemble_average: several models, MODEL1,MODEL2, are decoded together: by the mean of their
             probabilities, or of their logarithms
@@ -61,6 +64,7 @@ def evaluate_model(
             options=options,
             dtype=dtype,
             device=device,
+            to=to,
             tag=tag,
             limit=limit,
             ensemble_average=ensemble_average,

@@ -45,7 +45,10 @@ METAVARS = {
     "FORMAT": "to",
 }
 # names that mean another thing in one command
-COMMAND_METAVARS = {("export", "out"): "PATH", ("translate", "to"): "LANGUAGE"}
+COMMAND_METAVARS = {
+    ("export", "out"): "PATH",
+    **{(name, "to"): "LANGUAGE" for name in ("translate", "eval", "show")},
+}
 _METAVAR_BY_NAME = {name: metavar for metavar, names in METAVARS.items() for name in names.split()}
 _WORDS = {  # what a metavar stands for
     "FILE": "a file",

@@ -83,7 +83,7 @@ def serve(
     from dataclasses import replace
 
     from keepleft.cli.paths import check_folders, model_name, model_path
-    from keepleft.cli.translate import SHIPPED_TRANSLATOR, shipped_translator
+    from keepleft.cli.translate import SHIPPED_PIVOT, SHIPPED_TRANSLATOR, shipped_translator
 
     try:
         from keepleft.serving.http.descriptors import raise_descriptor_limit
@@ -110,6 +110,7 @@ def serve(
     options = ServedAppOptions(
         path=model_path(model, revision) if inputs else shipped_translator(),
         name=served_model_name or model_name(model),
+        pivot=SHIPPED_PIVOT if model == SHIPPED_TRANSLATOR else None,
         keys=tuple(keys),
         allowed_hosts=allowed_hosts(host, _as_list(allow_host)),
         allowed_origins=tuple(_as_list(allow_origin)),

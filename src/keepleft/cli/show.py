@@ -16,6 +16,7 @@ def show(
     inputs: list[str],
     html: str | None = None,
     source: str | None = None,
+    to: str | None = None,
     views: str | None = None,
     runs: str | None = None,
     compare: str | None = None,
@@ -34,6 +35,7 @@ def show(
             Without a text, an example
         html: the file to write (required)
         source: the source text of an encoder-decoder. The model generates the target if no text is given
+        to: the language to write, such as fr, for a multilingual model: its tag goes before the source
         views: some of attention, decoding, masks, leaks, training, separated by commas (default: all)
         runs: a folder of run directories, for the training view
         compare: the folder that `keepleft compare` wrote
@@ -53,12 +55,15 @@ def show(
     from keepleft.serving.explorer.explorer import Explorer
     from keepleft.serving.explorer.html_file import page_file, write_html
     from keepleft.serving.explorer.snapshot import build_snapshot
+    from keepleft.serving.explorer.translate import tag_source
 
     for file in ("explorer.js", "explorer.css"):
         page_file(file)  # fail before the work if the page has not been built
     loaded = load_for_inference(model_path(str(model), revision), dtype=dtype, device=device)
     name = model_name(str(model))
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
+    if source is not None or not input_texts:  # a text without its source is refused below
+        source = tag_source(explorer, source, to)
     with Bar("exploring", None) as bar:
         answers = build_snapshot(
             explorer,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keepleft.cli import text_io
@@ -51,7 +50,7 @@ def translate(
         model = shipped_translator()
 
     def with_language(generator: TextGenerator) -> TextGenerator | Translator:
-        from keepleft.pipelines.translator import Translator
+        from keepleft.pipelines.translator import TaggedTextGenerator, Translator
 
         if to is None:
             if tag is None and not generator.is_encoder_decoder:
@@ -59,7 +58,7 @@ def translate(
                     "this model continues texts and does not translate them: take an encoder-decoder, or ask "
                     'an instruct model, as in keepleft generate MODEL "Translate into French: …"'
                 )
-            return replace(generator, tag=tag)
+            return TaggedTextGenerator(**{**vars(generator), "tag": tag})
         return Translator(generator, to, pivot=SHIPPED_PIVOT if is_shipped else None)
 
     return generate_texts(model, texts, options, flags, prepare=with_language, alignments=alignments)

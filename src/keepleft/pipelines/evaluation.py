@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ from keepleft.models.ensemble import EnsembleAverage
 from keepleft.pipelines.loading import split_ensemble
 from keepleft.pipelines.predictor import load_predictor
 from keepleft.pipelines.text_generation import TextGenerator, load_generator
+from keepleft.pipelines.translator import Translator, require_language
 
 if TYPE_CHECKING:
     from keepleft.evaluation.perplexity import Perplexity
@@ -48,6 +49,7 @@ def evaluate(
     options: GenerationConfig | None = None,
     dtype: str = "float32",
     device: str | None = None,
+    to: str | None = None,
     tag: str | None = None,
     limit: int | None = None,
     ensemble_average: EnsembleAverage = "probabilities",
@@ -60,8 +62,16 @@ def evaluate(
     `data` names a table of source and target or of text and label, two aligned files, or a running text.
     `baseline` is another model, or a file of another system's outputs, one on each line. An int8 model is
     also compared with its own float32 weights. `limit` evaluates only the first so many texts.
+
+    A model with language tags needs a language, unless every source starts with a tag. `to` is its code:
+    what is measured is then `Translator`, which cuts texts into sentences and protects what is to be copied.
+    `tag` is the token itself: what is measured is then the model alone, given each source whole.
     """
+    if to is not None and tag is not None:
+        raise ValueError(f"--to {to} and --tag {tag} were given: they say the same, so give one of them")
     eval_task = task or _infer_task(model_path)
+    if to is not None and eval_task != "translate":
+        raise ValueError(f"to is {to!r}, and the task is {eval_task}: leave --to out, it is for translations")
     if eval_task == "lm":
         if limit is not None:
             raise ValueError(
@@ -80,7 +90,10 @@ def evaluate(
     def generate_with(path: str, precision: str) -> list[str]:
         generator = load_generator(path, dtype=precision, device=device, ensemble_average=ensemble_average)
         resolved_options = generator.resolve(options or GenerationConfig()).with_defaults(defaults)
-        return _generate_texts(generator, texts, resolved_options, tag, on_progress)
+        if to is None and tag is None:
+            require_language(generator.input_tokenizer, texts)
+        writer = replace(generator, tag=tag) if to is None else Translator(generator, to)
+        return _generate_texts(writer, texts, resolved_options, on_progress)
 
     outputs = generate_with(model_path, dtype)
     other_outputs = {"float32": generate_with(model_path, "float32")} if dtype == "int8" else {}
@@ -219,10 +232,9 @@ def _evaluate_perplexity(
 
 
 def _generate_texts(
-    generator: TextGenerator,
+    generator: TextGenerator | Translator,
     texts: list[str],
     options: GenerationConfig,
-    tag: str | None,
     on_progress: ProgressCallback,
 ) -> list[str]:
     """The best completion of each text, generated in batches of texts of similar length."""
@@ -230,7 +242,7 @@ def _generate_texts(
     out = [""] * len(texts)
     for start in range(0, len(order), BATCH_SIZE):
         indices = order[start : start + BATCH_SIZE]
-        results = generator.generate([texts[n] for n in indices], options, tag=tag)
+        results = generator.generate([texts[n] for n in indices], options)
         for n, completions in zip(indices, results, strict=True):
             out[n] = completions[0].text
         on_progress(min(len(order), start + BATCH_SIZE), len(order))

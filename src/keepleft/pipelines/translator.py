@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -29,6 +29,7 @@ ResultT = TypeVar("ResultT", bound=Any)  # a dataclass with a field `text`
 MAX_SENTENCE_WORDS = 30  # longer sentences are cut into clauses
 MIN_CLAUSE_WORDS = 3  # of a sentence that is cut because its translation lost a placeholder
 NUM_CANDIDATES = 4  # translations of such a sentence, of which the first complete one is taken
+MAX_GUESSED_CHARACTERS = 500  # of a text, to guess its language from
 _EDGES = re.compile(rf"((?:\s|{EMOJI})*)(.*?)((?:\s|{EMOJI})*)", re.DOTALL)
 _TAG = re.compile(r"<2(\w+)>")
 LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"}
@@ -76,6 +77,23 @@ def target_languages(tokenizer: Tokenizer) -> dict[str, str]:
     return {match[1]: tag for tag in tags if (match := _TAG.fullmatch(tag))}
 
 
+def name_languages(codes: Iterable[str]) -> str:
+    """The languages of a message: en (English), fr (French)."""
+    return ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in codes)
+
+
+def require_language(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    """Raise ValueError if the model has language tags, and a text starts with none of them."""
+    languages = target_languages(tokenizer)
+    tags = tuple(languages.values())
+    if tags and not all(text.lstrip().startswith(tags) for text in texts if text.strip()):
+        example = next((code for code in languages if code != "en"), "en")
+        raise ValueError(
+            f"this model writes {name_languages(languages)}: say which language to write, "
+            f"as in --to {example}"
+        )
+
+
 def knows_placeholders(tokenizer: Tokenizer) -> bool:
     """Whether placeholders are tokens of their own, as they are where a model was trained with them."""
     return all(len(encode_text(tokenizer, mark, add_special_tokens=False)) == 1 for mark in PLACEHOLDERS)
@@ -116,6 +134,19 @@ def _parts(clause: Sentence) -> list[TextPart]:
     ]
 
 
+@dataclass(frozen=True)
+class TaggedTextGenerator(TextGenerator):
+    """A text generator whose texts name the language to write: each starts with a tag of the model.
+
+    Raises ValueError for a text that does not, if the model has language tags.
+    """
+
+    def prompt(self, text: str, tag: str | None) -> str | list[int]:
+        if (tag or self.tag) is None:
+            require_language(self.input_tokenizer, [text])
+        return super().prompt(text, tag)
+
+
 class Translator:
     """A text generator that writes one language: `to` is its code, such as fr.
 
@@ -126,7 +157,7 @@ class Translator:
     def __init__(self, generator: TextGenerator, to: str, *, pivot: str | None = None) -> None:
         languages = target_languages(generator.input_tokenizer)
         if to.lower() not in languages:
-            known = ", ".join(f"{code} ({LANGUAGE_NAMES.get(code, code)})" for code in languages)
+            known = name_languages(languages)
             raise ValueError(
                 f"this model does not write {to!r}: "
                 + (f"there are {known}" if known else "it has no language tags, so leave --to out")
@@ -151,8 +182,8 @@ class Translator:
         `details` are those of `TextGenerator.generate`. Where they, or several translations, are asked for, a
         text is translated as a whole and not sentence by sentence.
         """
-        if self.pivot is not None:
-            self._warn_of_unknown_pairs(texts)
+        if (note := self.language_note(texts)) is not None:
+            warnings.warn(note, stacklevel=2)
         whole = options.num_sequences > 1 or any(value for value in details.values())
         rounds = self.rounds(texts, _join, whole=whole)
         try:
@@ -254,20 +285,25 @@ class Translator:
         """The language whose numbers a text has: German and French ones are read alike."""
         return guess_language(text) or ("de" if self.to == "en" else "en")
 
-    def _warn_of_unknown_pairs(self, texts: Sequence[str]) -> None:
+    def language_note(self, texts: Sequence[str]) -> str | None:
+        """What is to be said of the first text in a language that the model does not translate from here."""
+        if self.pivot is None:
+            return None
         for text in texts:
-            language = guess_language(text)
+            language = guess_language(text[:MAX_GUESSED_CHARACTERS])
             if language is None or (language != self.to and self.pivot in (language, self.to)):
                 continue
-            name, pivot = LANGUAGE_NAMES[language], LANGUAGE_NAMES[str(self.pivot)]
-            problem = (
-                "that is the language to write"
-                if language == self.to
-                else f"this model translates to and from {pivot} only: translate --to {self.pivot} first, "
-                f"and the result --to {self.to}"
-            )
-            warnings.warn(f"{text[:40]!r} looks like {name}, and {problem}", stacklevel=3)
-            return
+            name, pivot = LANGUAGE_NAMES[language], LANGUAGE_NAMES[self.pivot]
+            if language != self.to:
+                problem = (
+                    f"this model translates to and from {pivot} only: translate --to {self.pivot} first, "
+                    f"and the result --to {self.to}"
+                )
+            else:
+                outcome = "say the same in other words" if language == self.pivot else f"be in {pivot}"
+                problem = f"that is the language to write: the output may {outcome}"
+            return f"{text[:40]!r} looks like {name}, and {problem}"
+        return None
 
 
 def _join(parts: Sequence[GenerationResult | str]) -> GenerationResult:

@@ -264,7 +264,7 @@ def _use(model_path: Path, run: RunFacts | None, is_native: bool, model: str) ->
         lines += [f"$ keepleft audit {model}"]
     else:
         lines += [f"$ {command}"]
-        is_tagged = " --tag " in command
+        is_tagged = " --tag " in command or " --to " in command
         if run.job.task in ("translate", "summarize", "lm") and not is_tagged:
             python.append(f'print(kl.generate(model, tokenizer, ["{run.example}"], max_new_tokens=40))')
     lines += ["```", "", "```python", *python, "```"]

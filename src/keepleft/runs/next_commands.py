@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def next_commands(job: TrainJob, model_folder: Path, example: str) -> list[str]:
     else:  # a model to be trained further
         commands.append(f"keepleft push {model} OWNER/NAME --dry-run")
     source = "--source " if job.task in ("translate", "summarize", "span", "denoise") else ""
-    return [*commands, f"keepleft show {model} {source}{text} --html {html}"]
+    language = source and _language_option(job.train)
+    return [*commands, f"keepleft show {model} {source}{text}{language} --html {html}"]
 
 
 def use_command(job: TrainJob, model: str, example: str) -> str | None:
@@ -48,7 +50,8 @@ def use_command(job: TrainJob, model: str, example: str) -> str | None:
     if job.task not in USE_COMMANDS:
         return None
     name = USE_COMMANDS[job.task]
-    return f"keepleft {name} {shlex.quote(model)} {shlex.quote(example)}{_tag_option(job.train)}"
+    option = _language_option(job.train) if job.task == "translate" else ""
+    return f"keepleft {name} {shlex.quote(model)} {shlex.quote(example)}{option or _tag_option(job.train)}"
 
 
 def example_text(job: TrainJob, batches: JobBatches, tokenizers: Tokenizers) -> str:
@@ -94,6 +97,12 @@ def _tag_option(data: DataConfig | str | list[DataConfig]) -> str:
     return "" if tag is None else f" --tag {shlex.quote(tag)}"
 
 
+def _language_option(data: DataConfig | str | list[DataConfig]) -> str:
+    """The option --to, where the tag of the data is one of a language: <2fr>."""
+    tag = re.fullmatch(r" --tag '<2(\w+)>'", _tag_option(data))
+    return "" if tag is None else f" --to {tag[1]}"
+
+
 def _evaluation_command(job: TrainJob, model: str) -> str | None:
     """`keepleft eval` on the validation data; None where it does not read them, or there are none."""
     config = job.valid[0] if isinstance(job.valid, list) else job.valid
@@ -112,4 +121,5 @@ def _evaluation_command(job: TrainJob, model: str) -> str | None:
         return None
     paths = " ".join(shlex.quote(str(file)) for file in files)
     task = " --task summarize" if job.task == "summarize" else ""
-    return f"keepleft eval {model} {paths}{task}{_tag_option(config)}"
+    option = _language_option(config) if job.task == "translate" else ""
+    return f"keepleft eval {model} {paths}{task}{option or _tag_option(config)}"

@@ -53,8 +53,9 @@ class Explorer:
     """Answers questions about one model.
 
     `runs` is a folder of run directories, `compare` the output folder of `keepleft compare`; either may be
-    missing. `example` is the text, and the source, to show first. The model may keep training: its weights
-    are shared, not copied.
+    missing. `example` is the text, and the source, to show first. `pivot` is the language that a model
+    translates to and from, where it knows no pair without it. The model may keep training: its weights are
+    shared, not copied.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Explorer:
         runs: str | Path | None = None,
         compare: str | Path | None = None,
         example: Mapping[str, str] | None = None,
+        pivot: str | None = None,
     ) -> None:
         if tokenizer is None:
             raise ValueError("there is no tokenizer: give the one that the model was trained with")
         self.model = model
         self.name = name
+        self.pivot = pivot
         self.compare_folder = compare
         self.lock = threading.Lock()
         self.last_tenant = ""

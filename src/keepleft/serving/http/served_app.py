@@ -35,12 +35,14 @@ GC_THRESHOLD = 700  # Python's own
 class ServedAppOptions:
     """What is served, to whom, and with how much memory.
 
-    `path`: a model directory or file; `name`: of the model in the API; `keys`: the API keys, none for a
+    `path`: a model directory or file; `name`: of the model in the API; `pivot`: the language that it
+    translates to and from, where it knows no pair without it; `keys`: the API keys, none for a
     server that everybody may use; `allowed_hosts`: the Host headers that are accepted, None for any.
     """
 
     path: str
     name: str
+    pivot: str | None = None
     keys: tuple[APIKey, ...] = ()
     allowed_hosts: frozenset[str] | None = None
     allowed_origins: tuple[str, ...] = ()
@@ -75,12 +77,14 @@ def build_served_app(options: ServedAppOptions, *, can_fork: bool = True) -> Ite
     loaded = run_in_own_thread(
         lambda: load_for_inference(options.path, dtype=options.dtype, device=options.device)
     )
-    explorer = Explorer(*loaded, name=options.name, runs=options.runs, compare=options.compare)
+    explorer = Explorer(
+        *loaded, name=options.name, runs=options.runs, compare=options.compare, pivot=options.pivot
+    )
     # Forked while there is only this thread, and before there is a socket that a fork would keep open.
     workers = start_workers(
         loaded.model,
         make_tasks(loaded.model, explorer),
-        ModelSource(options.path, options.dtype, options.name, options.runs, options.compare),
+        ModelSource(options.path, options.dtype, options.name, options.runs, options.compare, options.pivot),
         can_fork=can_fork,
     )
     with (
@@ -103,6 +107,7 @@ def build_served_app(options: ServedAppOptions, *, can_fork: bool = True) -> Ite
             loaded,
             engine,
             name=options.name,
+            pivot=options.pivot,
             limits=fit_connections(options.limits, max_descriptors, open_descriptors()),
             max_model_len=options.max_model_len,
             explorer=explorer,

@@ -55,6 +55,7 @@ MAX_WAITING_GRAMMARS = 16  # grammars of one key that wait to be compiled; more 
 class Service:
     """`name`: of the model in the API; `max_model_len`: maximum tokens of prompt and output together.
 
+    `pivot`: the language that the model translates to and from, where it knows no pair without it.
     Questions to the `explorer` are answered by `explorer_process`, or without one in a thread here.
     """
 
@@ -64,6 +65,7 @@ class Service:
         engine: Engine,
         *,
         name: str,
+        pivot: str | None = None,
         limits: Limits = Limits(),  # noqa: B008 (it is frozen)
         max_model_len: int | None = None,
         explorer: ExplorerProtocol | None = None,
@@ -72,6 +74,7 @@ class Service:
     ) -> None:
         self.model, self.tokenizer, source_tokenizer = loaded
         self.name = name
+        self.pivot = pivot
         self.limits = limits
         self.explorer = explorer
         self.explorer_process = explorer_process

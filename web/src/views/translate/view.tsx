@@ -50,6 +50,12 @@ export function TranslateView() {
           </output>
         </div>
       </div>
+      {translation !== "" &&
+        (answer?.warnings ?? []).map((warning) => (
+          <p class="note" role="status" key={warning}>
+            {warning}
+          </p>
+        ))}
       {error !== "" && (
         <p class="error" role="alert">
           {error}

@@ -43,12 +43,15 @@ class ModelSource:
     name: str
     runs: str | None = None
     compare: str | None = None
+    pivot: str | None = None
 
 
 def load_tasks(source: ModelSource) -> Tasks:
     """The tasks over a model that this process loads, on the CPU."""
     loaded = run_in_own_thread(lambda: load_for_inference(source.path, dtype=source.dtype, device="cpu"))
-    explorer = Explorer(*loaded, name=source.name, runs=source.runs, compare=source.compare)
+    explorer = Explorer(
+        *loaded, name=source.name, runs=source.runs, compare=source.compare, pivot=source.pivot
+    )
     return make_tasks(loaded.model, explorer)
 
 

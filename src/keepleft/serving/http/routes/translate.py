@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,8 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from keepleft.pipelines.translator import Translator, with_candidates
+from keepleft.pipelines.translator import Translator, require_language, with_candidates
 from keepleft.serving.engine.request import Tenant
+from keepleft.serving.explorer.translate import plain_note
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
 from keepleft.serving.http.json_response import count_text_values, json_response
@@ -61,6 +63,10 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     texts = as_texts(body.input, service.limits)
     translator = _translator(service, body)
+    if translator is None and body.tag is None:
+        _require_language(service, texts)
+    note = None if translator is None else translator.language_note(texts)
+    warnings = [] if note is None else [plain_note(note)]
     seed: int | None = None
 
     async def generate(sources: list[str], num_candidates: int = 1) -> list[list[FinishedChoice]]:
@@ -91,7 +97,14 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
         for n, row in enumerate(translations):
             n_best = list(map(_hypothesis, row))
             data.append({**n_best[0], "index": n, "n_best": n_best})
-        return {"object": "list", "model": service.name, "seed": seed, "data": data, "usage": usage(record)}
+        return {
+            "object": "list",
+            "model": service.name,
+            "seed": seed,
+            "data": data,
+            "warnings": warnings,
+            "usage": usage(record),
+        }
 
     num_characters = sum(len(choice.text) for row in translations for choice in row)
     return await json_response(service, tenant, build, num_values=count_text_values(num_characters))
@@ -106,9 +119,18 @@ def _translator(service: Service, body: TranslateRequest) -> Translator | None:
             400, f"to is {body.to!r} and tag {body.tag!r}: they say the same, so give one", param="to"
         )
     try:
-        return Translator(service.generator, body.to)
+        return Translator(service.generator, body.to, pivot=service.pivot)
     except ValueError as error:
         raise APIError(400, str(error).replace("--to", "to"), param="to") from error
+
+
+def _require_language(service: Service, texts: list[str]) -> None:
+    """Raise APIError if the model has language tags, and a text starts with none of them."""
+    try:
+        require_language(service.input_encoder.tokenizer, texts)
+    except ValueError as error:
+        message = re.sub(r"--to (\w+)", r'"to": "\1"', str(error))
+        raise APIError(400, message, param="to") from error
 
 
 def _join_choices(parts: Sequence[FinishedChoice | str]) -> FinishedChoice:

@@ -99,8 +99,8 @@ class TranslateRequest(GenerationFields):
     input: str | Texts
     to: str | None = Field(
         None,
-        description="the language to write, such as fr, for a multilingual model; texts are cut into "
-        "sentences and put together again",
+        description="the language to write, such as fr; texts are cut into sentences and put together "
+        "again. A model of several languages needs it, or tag, or texts that start with a tag",
         max_length=32,
     )
     tag: str | None = Field(

@@ -112,6 +112,10 @@ class TranslationResponse(BaseModel):
     model: str
     seed: int | None
     data: list[TranslationResult]
+    warnings: list[str] = Field(
+        description="notes about the texts: one that seems to be in a language that the model does not "
+        "translate into the one to write"
+    )
     usage: Usage
 
 
