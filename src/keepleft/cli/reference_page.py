@@ -5,8 +5,8 @@ python -m keepleft.cli.reference_page docs/commands.md writes it; a test compare
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections.abc import Iterable
 from inspect import signature
 from itertools import groupby
@@ -149,4 +149,6 @@ def _markdown(text: str) -> str:
 
 
 if __name__ == "__main__":
-    atomic.write_text(Path(sys.argv[1]), reference_page())
+    parser = argparse.ArgumentParser(prog="python -m keepleft.cli.reference_page", description=__doc__)
+    parser.add_argument("path", type=Path, help="the file to write")
+    atomic.write_text(parser.parse_args().path, reference_page())
