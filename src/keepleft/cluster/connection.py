@@ -1,0 +1,86 @@
+"""A Ray cluster: the one at an address, or one that is started on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+STDERR = 2  # its file descriptor
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_SERVE_LOG_TO_STDERR": "0"}
+
+
+def import_ray() -> ModuleType:
+    """Ray. Raises ImportError, with the remedy, where it is missing."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.data
+        import ray.serve
+    except ImportError as error:
+        raise ImportError(f"clusters need {error.name}: pip install 'keepleft[ray]'") from error
+    for logger in ("ray", "ray.data", "ray.serve"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    return ray
+
+
+@contextmanager
+def connected(address: str | None, *, num_cpus: int | None = None) -> Iterator[ModuleType]:
+    """Ray, connected to the cluster at an address; without one, to a cluster of this machine alone.
+
+    `num_cpus`: what a cluster of this machine says it has, if not all of them. Raises ConnectionError.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    options = {"include_dashboard": False} if address is None else {"address": address}
+    if address is None and num_cpus is not None:
+        options["num_cpus"] = num_cpus  # type: ignore[assignment]
+    try:
+        with _without_stderr():  # of Ray's C++ part, which tells of its log level
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = "on this machine" if address is None else f"at {address!r}"
+        raise ConnectionError(
+            f"there is no Ray cluster {where} ({reason}): start one with `ray start --head`, or leave "
+            "--address out"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Nothing goes to the standard error of this process."""
+    sys.stderr.flush()
+    saved = os.dup(STDERR)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(saved, STDERR)
+        os.close(saved)
+        os.close(nowhere)
+
+
+def check_resources(ray: ModuleType, *, count: int, what: str, gpus: float, cpus: float = 1.0) -> None:
+    """Raise ValueError if the cluster has not so much for each of `count` workers or replicas.
+
+    Ray itself would wait for ever.
+    """
+    have = ray.cluster_resources()
+    for name, wanted in (("GPU", gpus * count), ("CPU", cpus * count)):
+        if wanted > have.get(name, 0.0):
+            raise ValueError(
+                f"{count} {what} need {wanted:g} {name}s, and the cluster has {have.get(name, 0.0):g}: ask "
+                "for fewer, or add machines"
+            )
