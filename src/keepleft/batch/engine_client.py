@@ -6,7 +6,14 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from keepleft.serving.engine.request import Engine, Event, FinishEvent, Request, RequestHandle
+from keepleft.serving.engine.request import (
+    Engine,
+    Event,
+    FinishEvent,
+    Request,
+    RequestHandle,
+    ShuttingDownError,
+)
 from keepleft.serving.engine.thread import EngineThread
 
 UNLIMITED = 1 << 62  # requests in flight: they come from the parts of one job
@@ -21,7 +28,8 @@ class EngineClient:
     def run(self, requests: Sequence[Request]) -> list[list[FinishEvent]]:
         """The ends of all sequences of each request, in the order of the sequences.
 
-        Raises ValueError for a request that is at fault, RuntimeError where the engine is.
+        Raises ValueError for a request that is at fault, RuntimeError where the engine is, and
+        ShuttingDownError once it is closed: then nothing is known about the requests.
         """
         out: list[list[FinishEvent]] = [[] for _ in requests]
         pending = len(requests)
@@ -43,17 +51,19 @@ class EngineClient:
             with condition:
                 while not condition.wait_for(lambda: not pending, timeout=1.0):
                     if self.thread.ended:
-                        raise RuntimeError("the engine's thread has ended")
+                        raise ShuttingDownError("the engine's thread has ended")
         except BaseException:  # nobody waits for the others any more
             for handle in handles:
                 self.thread.cancel(handle)
             raise
         for events in out:
             for event in events:
+                if event.finish_reason == "cancelled":
+                    raise ShuttingDownError("the engine was closed")
                 if event.finish_reason == "invalid":
                     raise ValueError(event.message)
-                if event.finish_reason not in ("stop", "length"):
-                    raise RuntimeError(event.message or f"the request was {event.finish_reason}")
+                if event.finish_reason == "failed":
+                    raise RuntimeError(event.message)
         return [sorted(events, key=lambda event: event.index) for events in out]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -35,8 +36,8 @@ def check_file_name(path: str) -> None:
     """Raise ValueError for a file of another kind."""
     if file_suffix(path) not in SUFFIXES:
         raise ValueError(
-            f"{path} is no file of rows: there are .txt (a text on each line), .jsonl (an object on each line)"
-            " and .parquet, the first two also as .gz"
+            f"{path} is no file of rows: there are .txt (a text on each line), .jsonl (an object"
+            " on each line) and .parquet, the first two also as .gz"
         )
 
 
@@ -136,9 +137,14 @@ def _read_lines(path: str) -> Iterator[bytes]:
             yield pending.removesuffix(b"\r")
 
 
-def _open_lines(path: str) -> BinaryIO:
-    file = storage.open_file(path)
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.endswith(GZIP_SUFFIX) else file
+@contextmanager
+def _open_lines(path: str) -> Iterator[BinaryIO]:
+    with storage.open_file(path) as file:
+        if path.endswith(GZIP_SUFFIX):
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(BinaryIO, unpacked)
+        else:
+            yield file
 
 
 def _read_blocks(path: str, stream: BinaryIO) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from keepleft.pipelines.text_generation import GenerationResult, TextGenerator, 
 from keepleft.pipelines.text_tasks import DEFAULT_MAX_NEW_TOKENS, for_messages, for_summaries, for_translation
 from keepleft.pipelines.translator import TaggedTextGenerator, Translator
 from keepleft.serving.engine.capacity import best_threads, make_engine
-from keepleft.serving.engine.request import PromptRequest
+from keepleft.serving.engine.request import PromptRequest, ShuttingDownError
 
 TaskName = Literal["generate", "translate", "summarize", "classify", "score", "embed"]
 DIGITS = 4  # of scores: what lies behind them may depend on the texts beside it
@@ -71,12 +71,15 @@ class LoadedTask:
     def run(self, texts: Sequence[str], indices: Sequence[int]) -> list[Record]:
         """The record of each text: its result, or the reason why it has none under "error".
 
-        `indices`: the numbers of the texts in the whole job, which the seeds depend on.
+        `indices`: the numbers of the texts in the whole job, which the seeds depend on. Raises
+        ShuttingDownError once it is closed.
         """
         if not texts:
             return []
         try:
             return self.function(texts, indices)
+        except ShuttingDownError:
+            raise
         except Exception as error:
             if len(texts) == 1:
                 is_ours = isinstance(error, ValueError)

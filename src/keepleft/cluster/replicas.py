@@ -1,7 +1,7 @@
 """Replicas of the server by Ray Serve: the app of `keepleft serve`, built anew on each replica.
 
-A replica is described by plain values (`ReplicaArguments`), which a configuration file holds as well. API keys
-are not among them: a replica reads them from a file, or from the environment.
+A replica is described by plain values (`ReplicaArguments`), which a configuration file holds as well. API
+keys are not among them: a replica reads them from a file, or from the environment.
 """
 
 from __future__ import annotations

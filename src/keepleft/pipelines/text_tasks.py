@@ -1,4 +1,4 @@
-"""What generating, translating and summarizing make of a text generator: a chat template, tags, a language."""
+"""What generate, translate and summarize make of a text generator: a chat template, tags, a language."""
 
 from __future__ import annotations
 
