@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
-    """Summarise texts with an encoder-decoder.
+    """Summarize texts with an encoder-decoder.
 
     By default, a summary has at most about half as many tokens as its text.
 
@@ -36,7 +36,7 @@ def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags
 def _require_encoder_decoder(generator: TextGenerator) -> TextGenerator:
     if not generator.is_encoder_decoder:
         raise ValueError(
-            "this model continues texts and does not summarise them: take an encoder-decoder, or ask an "
-            'instruct model, as in keepleft generate MODEL "Summarise this text: …"'
+            "this model continues texts and does not summarize them: take an encoder-decoder, or ask an "
+            'instruct model, as in keepleft generate MODEL "Summarize this text: …"'
         )
     return generator
