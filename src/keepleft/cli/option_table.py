@@ -25,7 +25,8 @@ PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
 # What stands for the value of an option. Shell completion offers files for FILE, folders for FOLDER, …
 METAVARS = {
-    "FILE": "input output plot html junit hf_config api_key_file path src tgt train valid source_path load card",
+    "FILE": "input output plot html junit hf_config api_key_file path src tgt train valid source_path load "
+    "card",
     "FOLDER": "runs compare phrases out",
     "MODEL": "draft_model init_from",
     "MODEL|FILE": "baseline",
