@@ -63,6 +63,7 @@ $(TOOLS)/.done: requirements/tools.lock
 
 demo: .venv/.base
 	@$(BIN)/keepleft demo
+	@command -v keepleft > /dev/null || echo "(of this clone the command is $(BIN)/keepleft)"
 
 weights: .venv/.weights
 

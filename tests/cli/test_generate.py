@@ -631,7 +631,7 @@ def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch)
         "set --do-sample without beams, or at least as many --num-beams"
         in run(capsys, "generate", decoder, "x", "--num-return-sequences", "2")[2]
     )
-    assert "this model continues texts and does not summarise" in run(capsys, "summarize", decoder, "x")[2]
+    assert "this model continues texts and does not summarize" in run(capsys, "summarize", decoder, "x")[2]
     code, out, stderr = run(capsys, "translate", decoder, "abc def")
     assert (code, out) == (2, "")
     assert "this model continues texts and does not translate them: take an encoder-decoder" in stderr

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.pipelines.placeholders import PLACEHOLDERS, is_complete, protect, restore
+from keepleft.pipelines.placeholders import (
+    PLACEHOLDERS,
+    copied_pattern,
+    cut_around_copied,
+    is_complete,
+    protect,
+    restore,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +82,60 @@ def test_a_french_time_has_no_second_word_for_the_hour():
     source = protect("We meet at 3:45 pm.")
     assert restore(source, f"On se voit à {PLACEHOLDERS[0]} heures.", "fr") == "On se voit à 15 h 45."
     assert restore(protect("page 42"), f"{PLACEHOLDERS[0]} heures", "fr") == "42 heures"
+
+
+ITEMS = (
+    "1,234.56",
+    "10:30",
+    "2021",
+    "a.b@c.org",
+    "https://x.org/a",
+    "A380",
+    "/usr/bin/python",
+    "<b>",
+    "😀",
+    "$5",
+)
+WORDS = ("he", "paid", "at", "and", "to", "the", "in", "sea", ".", ",")
+
+
+@given(words=st.lists(st.sampled_from(ITEMS + WORDS), max_size=12))
+def test_the_parts_of_a_cut_sentence_are_the_sentence(words):
+    text = " ".join(words)
+    parts = cut_around_copied(text)
+    assert "".join(part.text for part in parts) == text
+    found = list(copied_pattern("en").finditer(text))
+    if len(found) == 1:
+        assert [part.text for part in parts if part.is_copied] == [found[0][0]]
+    if len(found) > 1:  # both have something that is copied
+        first, second = parts
+        assert not first.is_copied
+        assert not second.is_copied
+        assert copied_pattern("en").search(first.text)
+        assert copied_pattern("en").search(second.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("He paid $5 at 10:30 to Bob.", ["He paid $5 ", "at 10:30 to Bob."]),
+        ("on 13 May 2021 at 10:30", ["on 13 May 2021 ", "at 10:30"]),
+        ("Room A380, house B12", ["Room A380, house ", "B12"]),
+        ("It is 10:30 now.", ["It is ", "10:30", " now."]),
+        ("10:30", ["10:30"]),
+        ("the sea", ["the sea"]),
+    ],
+)
+def test_a_sentence_is_cut_where_a_phrase_begins(text, parts):
+    assert [part.text for part in cut_around_copied(text)] == parts
+
+
+def test_paths_and_markup_are_copied():
+    text = "See /usr/bin/python, ~/notes.txt and <b class='x'>this</b>, and/or 1/2 of it."
+    assert protect(text).copied == ("/usr/bin/python", "~/notes.txt", "<b class='x'>", "</b>")
+
+
+def test_more_than_there_are_placeholders_is_noticed():
+    assert not protect("10, 20, 30 and 40").is_partial
+    assert protect("10, 20, 30, 40 and 50").is_partial
+    assert not protect("10, 20, 30, 40 and 10").is_partial

@@ -115,6 +115,6 @@ def test_the_package_is_small_and_its_card_has_the_figures():
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_PACKAGE_BYTES
     model, _ = kl.load(folder)
     card = MODEL_CARD.read_text("utf-8")
-    assert f"{sum(p.numel() for p in model.parameters()):,} weights" in card
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
     for direction in ("en → fr", "fr → en", "en → de", "de → en", "en → hi", "hi → en"):
         assert re.search(rf"\| {direction} \| [\d,]+ \| \d+\.\d \| \d+\.\d \|", card), direction

@@ -213,7 +213,7 @@ def lengths_to_try(session: AuditSession) -> list[int]:
     if too_long and budget.exhaustive:
         numbers = ", ".join(map(str, too_long[:8])) + (" …" if len(too_long) > 8 else "")
         session.skip(
-            "lengths beyond the budget's", f"{numbers}: sequences of up to {budget.max_length} were tried"
+            f"lengths {numbers}", f"sequences of up to {budget.max_length} were tried, by the budget"
         )
     lengths: list[int] = []
     cost = 0

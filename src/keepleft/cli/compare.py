@@ -19,7 +19,7 @@ def compare(
     out: str = "out/compare",
     json: bool = False,
 ) -> int:
-    """Measure what the causal mask does: one pass against the loop, and training without the mask.
+    """Measure what the causal mask does: one pass against a loop over tokens, and training without the mask.
 
     It takes a minute or two.
 

@@ -39,7 +39,8 @@ def evaluate_model(
             significant
         to: the language to write, for a multilingual model, such as fr. Texts are prepared as in
             `keepleft translate --to`: cut into sentences, with placeholders for what is copied
-        tag: the same as a token of the model, such as '<2fr>'. Each text goes to the model as it is
+        tag: instead of --to, the language tag as a token of the model, such as '<2fr>'. Each text goes to the
+            model as it is
         limit: use at most this many texts
         ensemble_average: several models, MODEL1,MODEL2, are decoded together: by the mean of their
             probabilities, or of their logarithms

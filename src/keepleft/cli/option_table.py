@@ -26,7 +26,8 @@ PRINT_CONFIG_HELP = "print all options as YAML, for a --config file, and stop"
 
 # What stands for the value of an option. Shell completion offers files for FILE, folders for FOLDER, …
 METAVARS = {
-    "FILE": "input output plot html junit hf_config api_key_file path src tgt train valid source_path load",
+    "FILE": "input output plot html junit hf_config api_key_file path src tgt train valid source_path load "
+    "card",
     "FOLDER": "runs compare phrases out",
     "MODEL": "draft_model init_from",
     "MODEL|FILE": "baseline",
@@ -67,6 +68,11 @@ _WORDS = {  # what a metavar stands for
     "REVISION": "a branch, tag or commit",
     "TAG": "a token",
     "LANGUAGE": "the code of a language",
+    "LIBRARY": "the name of a library",
+    "ADDRESS": "an address of this machine",
+    "HOST": "the name of a host",
+    "URL": "the origin of a web page",
+    "KEY": "a key",
 }
 _COMPOUND_TYPES: dict[Any, tuple[str, str]] = {  # metavar and words
     tuple[int, ...]: ("N ...", "whole numbers, separated by spaces"),

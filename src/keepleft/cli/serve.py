@@ -64,7 +64,7 @@ def serve(
         api_key: the key that clients must send (Authorization: Bearer KEY). The environment variable
             KEEPLEFT_API_KEY does the same without showing up in the process list
         api_key_file: a file with a key on each line. A key may have a name for logs and metrics and a share
-            of the server (KEY name=team-a weight=2); nothing is shared between clients with different keys
+            of the server (KEY name=team-a weight=2); keys share the model and its capacity, and nothing else
         operator_key: the key that may see all metrics, and the page's view of the server; the environment
             variable KEEPLEFT_OPERATOR_KEY or `operator` after a key in the file does the same
         served_model_name: the name of the model in the API. If not given, NAME for runs/NAME/model, and
@@ -77,11 +77,11 @@ def serve(
         max_num_seqs: sequences decoded together (continuous batching). Each beam is one
         kv_cache_memory: GiB for the KV cache. If not given, a quarter of the free memory on a CPU, four
             fifths on a GPU
-        max_requests: requests in flight. More are answered with 429 and Retry-After (short for
+        max_requests: prompts of one API key in flight. More are answered with 429 and Retry-After (short for
             --limits.requests)
         shutdown_timeout: seconds that requests in flight may take to finish when the server shuts down
-        allow_origin: web pages that may use the API (CORS), as in https://example.org. Several as in
-            '[https://a.example, https://b.example]'
+        allow_origin: origin of web pages that may use the API (CORS), as in https://example.org. Several as
+            in '[https://a.example, https://b.example]'
         allow_host: further host names that are accepted on a loopback address, for a server behind a proxy
         runs: a folder of run directories, for the training view of the page
         compare: the folder that `keepleft compare` wrote, for the page

@@ -31,10 +31,11 @@ def show(
     `keepleft serve` shows the same page for any text, as long as it runs.
 
     Args:
-        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then the text to show.
-            Without a text, an example
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then the text to show:
+            what a decoder or an encoder reads, or the source of an encoder-decoder. Without one, an example
         html: the file to write (required)
-        source: the source text of an encoder-decoder. The model generates the target if no text is given
+        source: the source of an encoder-decoder, where TEXT is to be the target. Without TEXT, the model
+            generates it
         to: the language to write, such as fr, for a multilingual model: its tag goes before the source
         views: some of attention, decoding, masks, leaks, training, separated by commas (default: all)
         runs: a folder of run directories, for the training view
@@ -62,7 +63,9 @@ def show(
     loaded = load_for_inference(model_path(str(model), revision), dtype=dtype, device=device)
     name = model_name(str(model))
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
-    if source is not None or not input_texts:  # a text without its source is refused below
+    if source is None and loaded.model.design.is_encoder_decoder and input_texts:
+        source = input_texts.pop()  # the model writes the target
+    if source is not None or not input_texts:
         source = tag_source(explorer, source, to)
     with Bar("exploring", None) as bar:
         answers = build_snapshot(

@@ -14,7 +14,7 @@ def summarize(
     flags: GenerateFlags,
     job: BatchFlags = BatchFlags(),  # noqa: B008 (it is frozen)
 ) -> int:
-    """Summarise texts with an encoder-decoder.
+    """Summarize texts with an encoder-decoder.
 
     By default, a summary has at most about half as many tokens as its text.
 

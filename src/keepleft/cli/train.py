@@ -76,7 +76,7 @@ def train_model(
         average_last: save the average of this many of the last checkpoints; 0: save the best checkpoint
         minutes: plan a run of about this time: a few steps are timed, and the number of steps and the
             schedule are chosen to fit. A machine that becomes slower takes longer. There are never more steps
-            than the data are good for. The plan gives the number; --recipe.steps with it repeats the run
+            than the data is good for. The plan gives the number; --recipe.steps with it repeats the run
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; a GPU is used if there is one
         track: trackers to send the metrics to, besides metrics.jsonl: tensorboard, wandb, mlflow, trackio;

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+CLIENT_SCHEME = "ray://"
+CONNECT_SECONDS = 5.0
 STDERR = 2  # its file descriptor
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_SERVE_LOG_TO_STDERR": "0"}
 
@@ -18,9 +22,11 @@ def import_ray() -> ModuleType:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        import ray
-        import ray.data
-        import ray.serve
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the libraries that Ray imports
+            import ray
+            import ray.data
+            import ray.serve
     except ImportError as error:
         raise ImportError(f"clusters need {error.name}: pip install 'keepleft[ray]'") from error
     for logger in ("ray", "ray.data", "ray.serve"):
@@ -42,9 +48,11 @@ def connected(address: str | None, *, num_cpus: int | None = None) -> Iterator[M
     if address is None and num_cpus is not None:
         options["num_cpus"] = num_cpus  # type: ignore[assignment]
     try:
+        if address is not None:
+            _check_reachable(address)
         with _without_stderr():  # of Ray's C++ part, which tells of its log level
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = "on this machine" if address is None else f"at {address!r}"
         raise ConnectionError(
@@ -55,6 +63,16 @@ def connected(address: str | None, *, num_cpus: int | None = None) -> Iterator[M
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT or ray://HOST:PORT: Ray would try for minutes."""
+    host, colon, port = address.removeprefix(CLIENT_SCHEME).rpartition(":")
+    if not colon:  # "auto"
+        return
+    if not port.isdigit():
+        raise ValueError("an address is auto, HOST:PORT or ray://HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def process_memory() -> dict[str, list[int]]:
     Memory that processes share counts in equal parts (PSS), where this user may see it.
     """
     out: defaultdict[str, list[int]] = defaultdict(list)
-    for process in _descendants(os.getpid()):
+    for process in descendants(os.getpid()):
         title = _read(PROC / str(process) / "cmdline").replace(b"\0", b" ").decode(errors="replace")
         kind = next((kind for mark, kind in KINDS.items() if mark in title), None)
         if kind is not None:
@@ -49,7 +49,7 @@ def process_memory_lines() -> list[str]:
     return [f"memory: {', '.join(parts)}"]
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     """All processes that come from this one, as far as /proc tells."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     if not PROC.is_dir():

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from keepleft.cluster.connection import import_ray
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.auth import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, collect_keys
+from keepleft.serving.http.request_id import HEADER
 from keepleft.serving.http.served_app import ServedApp, ServedAppOptions, build_served_app
 
 if TYPE_CHECKING:
     from ray.serve import Application
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 APPLICATION = "keepleft"
 DEPLOYMENT = "replica"
@@ -91,7 +92,7 @@ class Replica:
         self.served: ServedApp = self.stack.enter_context(build_served_app(options, can_fork=False))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self.served.app
+        return without_request_id(self.served.app)
 
     def check_health(self) -> None:
         """Raises RuntimeError unless the engine is ready: Ray Serve then replaces the replica."""
@@ -102,6 +103,21 @@ class Replica:
         """After the requests in flight have finished, or their time is up."""
         if hasattr(self, "stack"):
             self.stack.close()
+
+
+def without_request_id(app: ASGIApp) -> ASGIApp:
+    """The app, without the header with the id of a request in its responses: Ray Serve adds the same."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(name, value) for name, value in message["headers"] if name.lower() != HEADER]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await app(scope, receive, send_without)
+
+    return wrapped
 
 
 def build_application(values: dict[str, Any]) -> Application:

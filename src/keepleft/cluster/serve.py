@@ -20,8 +20,6 @@ HAPROXY_VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 SESSION_HEADER_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 SESSION_HEADER = "x-session-id"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-# no replica gets more than this share of the mean load in per cent, however many requests have one session
-HASH_BALANCE_FACTOR = 150
 START_SECONDS = 600.0  # for all replicas to load the model
 POLL_SECONDS = 0.25
 MIN_DRAINING_SECONDS = 5  # that a replica goes on after HAProxy was told of its end
@@ -34,10 +32,7 @@ def default_environment(session_header: str = SESSION_HEADER) -> dict[str, str]:
     """
     return {
         HAPROXY_VARIABLE: "1",
-        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": (
-            f"hash req.hdr({session_header})\n    hash-type consistent\n"
-            f"    hash-balance-factor {HASH_BALANCE_FACTOR}"
-        ),
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": f"hash req.hdr({session_header})\n    hash-type consistent",
         SESSION_HEADER_VARIABLE: session_header,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(MIN_DRAINING_SECONDS),
     }

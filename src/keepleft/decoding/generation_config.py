@@ -205,7 +205,7 @@ class GenerationConfig:
         "[start, factor]: after this many tokens, the end becomes more and more likely"
     )
     remove_invalid_values: bool | None = option("replace NaN and infinite logits")
-    renormalize_logits: bool | None = option("normalise again after all processors", http=HTTP)
+    renormalize_logits: bool | None = option("normalize again after all processors", http=HTTP)
     prefix: str | list[str] | None = option("encoder-decoders: text that the output begins with", http=HTTP)
     # structured output
     regex: str | None = option("the output must match this regular expression", http=HTTP)

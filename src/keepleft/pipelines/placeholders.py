@@ -1,4 +1,4 @@
-"""Placeholders for what a translation copies: addresses on the web, e-mail addresses, numbers, codes, emoji.
+"""Placeholders for what a translation copies: addresses, paths, markup, numbers, codes, emoji.
 
 A translator that was trained with placeholders sees one character instead of each, and puts it where it
 belongs. The characters are of Unicode's private use area, so no text has them for another reason. Numbers,
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from keepleft.pipelines.number_notation import ENGLISH, NOTATIONS, convert_number
+from keepleft.pipelines.sentence_splitter import PHRASE_OPENERS
 
 PLACEHOLDERS = "\ue000\ue001\ue002\ue003"
 _PLACEHOLDER = re.compile(f"[{PLACEHOLDERS}]")
@@ -21,6 +23,8 @@ _NAMES_AND_CODES = (
     r"""(?:https?://|www\.)[^\s<>"]*[^\s<>"'.,;:!?)\]»”“]""",  # an address on the web
     r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",  # an e-mail address
     r"(?<![\w@#/])[@\#]\w+",  # a handle or a hashtag
+    r"</?[A-Za-z][^<>]*>",  # a tag of HTML or XML
+    r"(?<![\w/.<])(?:~|\.\.?)?(?:/[\w.+-]*\w)+/?",  # the path of a file
     r"\b(?:[a-z0-9-]+\.)+(?:com|org|net|edu|io|fr|de|in)\b(?:/\S*[^\s.,;:!?])?",  # a host name
     r"\b[A-Za-z][A-Za-z_-]*\d[A-Za-z0-9_-]*\b",  # a code: A380
     r"(?<![\w+])\+\d[\d -]{5,}\d\b",  # a telephone number
@@ -32,6 +36,7 @@ class ProtectedText(NamedTuple):
     text: str  # with placeholders
     copied: tuple[str, ...] = ()  # what each stands for, in the order of PLACEHOLDERS
     language: str = "en"
+    is_partial: bool = False  # there were more parts to copy than placeholders
 
 
 @cache
@@ -46,16 +51,52 @@ def protect(text: str, language: str = "en") -> ProtectedText:
     if _PLACEHOLDER.search(text):
         return ProtectedText(text)
     copied: list[str] = []
+    is_partial = False
 
     def replace(match: re.Match[str]) -> str:
+        nonlocal is_partial
         if match[0] in copied:
             return PLACEHOLDERS[copied.index(match[0])]
         if len(copied) == len(PLACEHOLDERS):
+            is_partial = True
             return match[0]
         copied.append(match[0])
         return PLACEHOLDERS[len(copied) - 1]
 
-    return ProtectedText(copied_pattern(language).sub(replace, text), tuple(copied), language)
+    protected = copied_pattern(language).sub(replace, text)
+    return ProtectedText(protected, tuple(copied), language, is_partial)
+
+
+class CutPart(NamedTuple):
+    """A part of a sentence that was cut: to translate, or to copy."""
+
+    text: str
+    is_copied: bool = False
+
+
+def cut_around_copied(text: str, language: str = "en") -> list[CutPart]:
+    """A sentence cut between two parts that are to be copied; or if there is one, before and behind it.
+
+    Of several gaps the one nearest the middle is chosen in which a phrase begins: "He paid $5 | at 10:30".
+    Put together the parts are the sentence, which is the only one if there is nothing to copy.
+    """
+    spans = [match.span() for match in copied_pattern(language).finditer(text)]
+    if not spans:
+        return [CutPart(text)]
+    if len(spans) == 1:
+        (begin, end), *_ = spans
+        parts = [CutPart(text[:begin]), CutPart(text[begin:end], True), CutPart(text[end:])]
+        return [part for part in parts if part.text]
+    cuts = [_cut_in_gap(text, end, begin) for (_, end), (begin, _) in pairwise(spans)]
+    _, _, cut = min((not at_phrase, abs(cut - len(text) / 2), cut) for at_phrase, cut in cuts)
+    return [CutPart(text[:cut]), CutPart(text[cut:])]
+
+
+def _cut_in_gap(text: str, begin: int, end: int) -> tuple[bool, int]:
+    """Where to cut between two parts that are copied, and whether a phrase begins there."""
+    words = list(re.finditer(r"[^\W\d_]+", text[begin:end]))
+    starts = [word.start() for word in words if word[0].lower() in PHRASE_OPENERS]
+    return (True, begin + starts[-1]) if starts else (False, end)
 
 
 def is_complete(source: ProtectedText, translation: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from keepleft.pipelines.sentence_splitter import CONJUNCTIONS
+from keepleft.pipelines.sentence_splitter import PHRASE_OPENERS
 
 _QUESTION = re.compile(
     r"""(?:who|whose|what|where|when|why|how|which
@@ -37,13 +37,13 @@ class SentenceForm(NamedTuple):
     def undo(self, translation: str) -> str:
         """A translation in the form that the text had; a question mark stays.
 
-        Only conjunctions lose their capital: of other words nobody knows whether they are names, or nouns of
-        German.
+        Only conjunctions and prepositions lose their capital: of other words nobody knows whether they are
+        names, or nouns of German.
         """
         if self.lacks_stop:
             translation = _ENDING.sub("", translation)
         word = _FIRST_WORD.match(translation) if self.begins_lower and translation[-1:] != "?" else None
-        if word and word[0].istitle() and word[0].lower() in CONJUNCTIONS:
+        if word and word[0].istitle() and word[0].lower() in PHRASE_OPENERS:
             translation = translation[:1].lower() + translation[1:]
         return translation.upper() if self.is_upper else translation
 

@@ -36,6 +36,14 @@ CONJUNCTIONS = frozenset(  # a clause may begin with one
     "और लेकिन क्योंकि कि जब मगर परंतु इसलिए".split()
 )
 # fmt: on
+# fmt: off
+PHRASE_OPENERS = CONJUNCTIONS | frozenset(  # a phrase of a sentence may begin with one
+    "at on in to for from by with of until till since before after between during about or not "
+    "à au aux de du des en dans pour par avec sur sous depuis avant après pendant vers ou pas "
+    "um am im an in zu zum zur für von vom bei bis mit nach vor seit auf aus über oder nicht "
+    "में से को पर तक के की का या".split()
+)
+# fmt: on
 ANYWHERE = 1.0  # the cost of a cut where nothing separates
 _ENDING_ABBREVIATIONS = frozenset({"etc", "usw", "u.s.w", "a.m", "p.m", "co", "inc", "ltd"})
 

@@ -51,7 +51,7 @@ def for_summaries(generator: Generator) -> Generator:
     """The generator. Raises ValueError for a decoder."""
     if not generator.is_encoder_decoder:
         raise ValueError(
-            "this model continues texts and does not summarise them: take an encoder-decoder, or ask an "
-            'instruct model, as in keepleft generate MODEL "Summarise this text: …"'
+            "this model continues texts and does not summarize them: take an encoder-decoder, or ask an "
+            'instruct model, as in keepleft generate MODEL "Summarize this text: …"'
         )
     return generator

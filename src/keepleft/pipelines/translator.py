@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.disk.encode_text import encode_text
 from keepleft.pipelines.language_guess import guess_language
-from keepleft.pipelines.placeholders import EMOJI, PLACEHOLDERS, ProtectedText, is_complete, protect, restore
+from keepleft.pipelines.number_notation import convert_number
+from keepleft.pipelines.placeholders import (
+    EMOJI,
+    PLACEHOLDERS,
+    ProtectedText,
+    cut_around_copied,
+    is_complete,
+    protect,
+    restore,
+)
 from keepleft.pipelines.sentence_form import SentenceForm, usual_form
 from keepleft.pipelines.sentence_splitter import Sentence, split_clauses, split_in_two, split_sentences
 from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
@@ -33,6 +42,7 @@ MAX_GUESSED_CHARACTERS = 500  # of a text, to guess its language from
 _EDGES = re.compile(rf"((?:\s|{EMOJI})*)(.*?)((?:\s|{EMOJI})*)", re.DOTALL)
 _TAG = re.compile(r"<2(\w+)>")
 LANGUAGE_NAMES = {"en": "English", "fr": "French", "de": "German", "hi": "Hindi"}
+_LANGUAGE_CODES = {name.lower(): code for code, name in LANGUAGE_NAMES.items()}
 # invisible characters that web pages have and training texts have not, and typographic apostrophes
 _CHARACTERS = str.maketrans(
     {**dict.fromkeys("\u200b\u00ad\ufeff"), **dict.fromkeys("\u00a0\u202f", " "), "’": "'"}
@@ -156,6 +166,7 @@ class Translator:
 
     def __init__(self, generator: TextGenerator, to: str, *, pivot: str | None = None) -> None:
         languages = target_languages(generator.input_tokenizer)
+        to = _LANGUAGE_CODES.get(to.lower(), to)
         if to.lower() not in languages:
             known = name_languages(languages)
             raise ValueError(
@@ -221,13 +232,19 @@ class Translator:
         n_best: bool = False,
     ) -> Generator[TranslationRound, list[list[ResultT]], dict[str, list[ResultT]]]:
         """The results of each sentence. One that loses a placeholder is tried again: with the next best
-        candidates, then clause by clause (neither with `n_best`), and at last without placeholders.
+        candidates, then clause by clause, then in parts that have one placeholder, or are one (none of it
+        with `n_best`). A sentence with more to copy than there are placeholders is cut at once.
         """
         out: dict[str, list[ResultT]] = {}
-        sources = {sentence: self.prepare(sentence) for sentence in sentences}
+        prepared = {sentence: self.prepare(sentence) for sentence in sentences}
+        sources = {
+            sentence: source
+            for sentence, source in prepared.items()
+            if n_best or not source.protected.is_partial
+        }
         for num_candidates in (1,) if n_best else (1, NUM_CANDIDATES):
             if not sources:
-                return out
+                break
             results = yield TranslationRound([source.text for source in sources.values()], num_candidates)
             for (sentence, source), candidates in zip(list(sources.items()), results, strict=True):
                 best = next(
@@ -244,12 +261,35 @@ class Translator:
             pieces = [(translations[clause.text][0], clause.space) for clause in clauses]
             out[sentence] = [join([part for piece in pieces for part in piece])]
             del sources[sentence]
+        for sentence in [] if n_best else [sentence for sentence in prepared if sentence not in out]:
+            if (result := (yield from self._translate_around_copied(sentence, join))) is not None:
+                out[sentence] = [result]
+                sources.pop(sentence, None)
         if sources:
             plain = {sentence: source.without_placeholders() for sentence, source in sources.items()}
             results = yield TranslationRound([source.text for source in plain.values()])
             for (sentence, source), candidates in zip(plain.items(), results, strict=True):
                 out[sentence] = self._restore(source, candidates)
         return out
+
+    def _translate_around_copied(
+        self, sentence: str, join: Callable[[Sequence[ResultT | str]], ResultT]
+    ) -> Generator[TranslationRound, list[list[ResultT]], ResultT | None]:
+        """The result of a sentence from those of its parts between what is copied; None if nothing is."""
+        if not self.uses_placeholders:
+            return None
+        language = self._source_language(sentence)
+        cut = cut_around_copied(sentence.translate(_CHARACTERS), language)
+        if len(cut) == 1 and not cut[0].is_copied:
+            return None
+        parts: list[TextPart] = []
+        for part in cut:
+            is_text = not part.is_copied
+            text = part.text if is_text else convert_number(part.text, language, self.to)
+            parts += _parts(Sentence(text, "")) if is_text else [TextPart(text, False)]
+        texts = [part.text for part in parts if part.is_sentence]
+        translations = yield from self._translate_sentences(texts, join)
+        return join([translations[part.text][0] if part.is_sentence else part.text for part in parts])
 
     def _restore(self, source: PreparedSentence, candidates: list[ResultT]) -> list[ResultT]:
         return [replace(result, text=source.restore(result.text, self.to)) for result in candidates]

@@ -44,7 +44,7 @@ PIPELINE_TAGS = {
 }
 TASK_DESCRIPTIONS = {
     "translate": "translates texts",
-    "summarize": "summarises texts",
+    "summarize": "summarizes texts",
     "lm": "continues texts",
     "classify": "classifies texts",
     "mlm": "fills in masked tokens",

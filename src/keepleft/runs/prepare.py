@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -118,7 +119,7 @@ def prepare_run(
             f"give --batch.max-length {design.max_positions}, or a model with more"
         )
     padding_factor = 0.8 if job.task != "lm" else 1.0  # about a fifth of the tokens of a batch are padding
-    steps_per_epoch = max(1, round(targets / (micro_tokens * accumulate * padding_factor)))
+    steps_per_epoch = max(1, ceil(targets / (micro_tokens * accumulate * padding_factor)))
     resolved_job = ResolvedJob(
         design=design,
         recipe=defaults.recipe(job, targets, steps_per_epoch),

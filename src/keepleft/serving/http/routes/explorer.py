@@ -28,6 +28,7 @@ PAGE_HEADERS = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-contr
 def routes(service: Service, keys: APIKeys) -> APIRouter:
     router = APIRouter(route_class=validated_route(service))
 
+    @router.head("/", include_in_schema=False)
     @router.get("/", include_in_schema=False)
     async def home() -> Response:
         return RedirectResponse("explore/", 307)
