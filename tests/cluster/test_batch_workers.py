@@ -28,7 +28,7 @@ def models(tmp_path_factory):
 
 
 def finish(process) -> str:
-    out, error = process.communicate(timeout=WAIT_SECONDS)
+    _, error = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, error
     assert "Traceback" not in error
     return error
