@@ -77,7 +77,7 @@ def run_batch_job(
     if num_done:
         what = f"{num_done:,} of {job.num_rows:,} rows are" if missing else "all rows are"
         print(f"{what} done already" + ("; going on with the others" if missing else ""), file=sys.stderr)
-    with Bar("rows", job.num_rows) as bar, closing(_run(job, missing, job_flags, bar)) as reports:
+    with Bar("rows", job.num_rows) as bar, closing(_run(job, missing, job_flags)) as reports:
         num_failed = 0
         done = num_done
         bar.update(done, "")
@@ -100,9 +100,7 @@ def _check_workers(job_flags: BatchFlags) -> None:
         raise ValueError("--address and --gpus-per-worker are for workers: say how many with --workers")
 
 
-def _run(
-    job: Job, parts: Sequence[Part], job_flags: BatchFlags, bar: Bar
-) -> Generator[PartReport, None, None]:
+def _run(job: Job, parts: Sequence[Part], job_flags: BatchFlags) -> Generator[PartReport, None, None]:
     if job_flags.workers is None:
         from keepleft.batch import local
 
@@ -115,7 +113,6 @@ def _run(
         workers=job_flags.workers,
         gpus_per_worker=job_flags.gpus_per_worker,
         address=job_flags.address,
-        on_note=bar.print_line,
     )
 
 
