@@ -323,6 +323,8 @@ def test_what_a_batch_job_refuses(models, tmp_path, capsys):
     assert "writes no text" in refused(
         "generate", models["classifier"], "--input", path, "--output", tmp_path / "y"
     )
+    # what was refused leaves nothing that is in the way
+    assert run("classify", models["classifier"], "--input", path, "--output", tmp_path / "y") == 0
     assert run(*batch, "--output", tmp_path / "done", "--max-new-tokens", 2) == 0
     other = refused(*batch, "--output", tmp_path / "done", "--max-new-tokens", 3)
     assert "has the results of another job: its options is" in other

@@ -22,6 +22,7 @@ from keepleft.batch.tasks import TaskSpec
 
 JOB_NAME = "job.json"
 REPORT_NAME = "report.json"
+PART_PREFIX = "part-"
 ORDERED_NAME = "results.jsonl"
 PARTS_PER_JOB = 64  # at least, where the rows are enough: so many workers have something to do
 MIN_PART_ROWS = 64  # fewer do not fill the engine's batch
@@ -49,7 +50,7 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"part-{self.number:06d}.jsonl"
+        return f"{PART_PREFIX}{self.number:06d}.jsonl"
 
     @property
     def num_rows(self) -> int:
@@ -110,21 +111,22 @@ def make_job(
 ) -> Job:
     """Look at the files, and start a job in the folder `output` or go on with the one that is there.
 
-    Raises ValueError if a file cannot be read, FileExistsError if something else is in the folder.
+    Without results in it, it becomes this job. Raises ValueError if a file cannot be read, FileExistsError if
+    something else is in the folder.
     """
     paths = list(dict.fromkeys(path for pattern in patterns for path in storage.list_files(pattern)))
     files = tuple((path, count_rows(path, field)) for path in paths)
     storage.make_folder(output)
     names = storage.names_in(output)
-    if JOB_NAME in names:
+    if any(name.startswith(PART_PREFIX) for name in names) and JOB_NAME in names:
         saved = json.loads(storage.read_file(storage.join(output, JOB_NAME)))
         spec = _with_saved_seed(spec, saved)
         job = Job(spec, files, output, field, id_field)
         _check_same_job(output, saved, json.loads(json.dumps(job.describe())))
         return job
-    if names:
+    if others := [name for name in names if name not in (JOB_NAME, REPORT_NAME)]:
         raise FileExistsError(
-            f"{output} has other files in it, such as {names[0]}: give a new folder with --output"
+            f"{output} has other files in it, such as {others[0]}: give a new folder with --output"
         )
     job = Job(_with_seed(spec), files, output, field, id_field)
     storage.write_file(job.path(JOB_NAME), (json.dumps(job.describe(), indent=2) + "\n").encode())

@@ -23,14 +23,25 @@ class PartRunner:
         self.threads = ThreadPoolExecutor(PARTS_AT_ONCE, "keepleft batch")
 
     def __call__(self, rows: Rows) -> Rows:
-        reports = list(self.threads.map(self.worker.run, [self.parts[int(n)] for n in rows["item"]]))
-        return {name: [getattr(report, name) for report in reports] for name in PartReport._fields}
+        outcomes = list(self.threads.map(self._run, [self.parts[int(n)] for n in rows["item"]]))
+        return {"report": [list(report) for report, _ in outcomes], "error": [error for _, error in outcomes]}
+
+    def _run(self, part: Part) -> tuple[PartReport, str]:
+        """The report of a part, and what went wrong: Ray would wrap an error, and lose it."""
+        try:
+            return self.worker.run(part), ""
+        except Exception as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            return PartReport(part.number, 0, 0, 0), reason or str(error) or type(error).__name__
 
 
 def run_parts(
     job: Job, parts: Sequence[Part], *, workers: int, gpus_per_worker: float, address: str | None
 ) -> Generator[PartReport, None, None]:
-    """Run the parts, and yield a report as each is done. Errors as `map_on_workers`."""
+    """Run the parts, and yield a report as each is done.
+
+    Raises OSError with what a worker could not do, and what `map_on_workers` raises.
+    """
     for row in map_on_workers(
         PartRunner,
         {"job": job},
@@ -40,4 +51,6 @@ def run_parts(
         address=address,
         items_at_once=PARTS_AT_ONCE,
     ):
-        yield PartReport(**{name: int(row[name]) for name in PartReport._fields})
+        if row["error"]:
+            raise OSError(row["error"])
+        yield PartReport(*map(int, row["report"]))

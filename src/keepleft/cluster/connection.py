@@ -30,8 +30,32 @@ def import_ray() -> ModuleType:
     except ImportError as error:
         raise ImportError(f"clusters need {error.name}: pip install 'keepleft[ray]'") from error
     for logger in ("ray", "ray.data", "ray.serve"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    from ray._private import worker
+
+    # Ray prints on stdout what it notices of processes that died; what matters is raised as an error
+    worker.print_worker_logs = _drop  # type: ignore[assignment]
     return ray
+
+
+def _drop(data: object, stream: object, ignore_prefix: object) -> None:
+    """What Ray calls with each line to print."""
+
+
+@contextmanager
+def errors_in_one_line(what: str) -> Iterator[None]:
+    """Raise OSError with one line of an error of Ray, which shows all that happened in all its processes."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        raise OSError(f"{what} could not go on: {_last_line(error)}") from None
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Memory of a cluster on this machine: of each replica or worker, and of Ray's own processes."""
+"""Memory and time of a cluster on this machine: of each replica or worker, and of Ray's own processes."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -23,18 +24,35 @@ KINDS = {  # what is in the command line or the title of a process
 }
 
 
-def process_memory() -> dict[str, list[int]]:
-    """Bytes of the processes below this one, by kind; nothing where there is no /proc.
+def process_memory(root: int | None = None) -> dict[str, list[int]]:
+    """Bytes of the processes below this one (or `root`), by kind; nothing where there is no /proc.
 
     Memory that processes share counts in equal parts (PSS), where this user may see it.
     """
     out: defaultdict[str, list[int]] = defaultdict(list)
-    for process in descendants(os.getpid()):
+    for process, kind in _processes(root):
+        out[kind].append(_pss(process))
+    return dict(out)
+
+
+def processor_seconds(root: int | None = None) -> dict[str, float]:
+    """Seconds of processor time that they have used so far, by kind."""
+    out: defaultdict[str, float] = defaultdict(float)
+    for process, kind in _processes(root):
+        stat = _read(PROC / str(process) / "stat").rpartition(b")")[2].split()
+        if stat:
+            user, system = stat[11:13]
+            out[kind] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return dict(out)
+
+
+def _processes(root: int | None) -> Iterator[tuple[int, str]]:
+    """The processes of a cluster, and what each is."""
+    for process in descendants(os.getpid() if root is None else root):
         title = _read(PROC / str(process) / "cmdline").replace(b"\0", b" ").decode(errors="replace")
         kind = next((kind for mark, kind in KINDS.items() if mark in title), None)
         if kind is not None:
-            out[kind].append(_pss(process))
-    return dict(out)
+            yield process, kind
 
 
 def process_memory_lines() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from keepleft.cluster.connection import check_resources, connected
+from keepleft.cluster.connection import check_resources, connected, errors_in_one_line
 
 Rows = dict[str, Any]  # a list for each column
 
@@ -43,4 +43,5 @@ def map_on_workers(
             num_cpus=1,
             num_gpus=gpus or None,
         )
-        yield from results.iter_rows()
+        with errors_in_one_line("a worker"):
+            yield from results.iter_rows()
