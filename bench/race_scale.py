@@ -1,7 +1,8 @@
 """Replicas and workers on Ray against one process without it: requests and rows per second on this machine.
 
-The same small decoder is served by `keepleft serve`, and by one and two replicas; the clients are 16
-connections of this process, each of which sends its next request as soon as it has an answer. The same rows
+The same tiny decoder is served by `keepleft serve`, and by one and two replicas; the clients are connections of
+this process, each of which sends its next request as soon as it has an answer: few, so that one engine takes
+them all in a batch that costs hardly more than one row, or many, so that it is busy with rows. The same rows
 are a batch job in one process, and on one and two workers, timed from the first result to the last. `Ray's
 share` is the processor time of Ray's own processes (proxy, controller, object store, …) in that of all that
 serve. Rounds alternate.
@@ -31,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from command_line import make_parser, parse_arguments
 from report import environment, print_table, write_json
 
-CONNECTIONS = 16
-NEW_TOKENS = 8
+LOADS = ((16, 64), (48, 64), (48, 8))  # connections, and tokens of a request
+ROW_TOKENS = 8
 TEXTS = ["the sea is calm, and the ship sails on", "12 345"]
 MIB = 1 << 20
 Row = dict[str, Any]
@@ -76,17 +77,17 @@ def server(model: Path, replicas: int | None) -> Iterator[tuple[str, int]]:
         process.stderr.close()
 
 
-def requests_per_second(url: str, seconds: float) -> float:
+def requests_per_second(url: str, seconds: float, connections: int, new_tokens: int) -> float:
     """Of clients that ask as fast as they are answered."""
     address = urlsplit(url).netloc
     stop = time.perf_counter() + seconds
-    counts = [0] * CONNECTIONS
+    counts = [0] * connections
 
     def ask(n: int) -> None:
         connection = http.client.HTTPConnection(address, timeout=60)
         number = 0
         while time.perf_counter() < stop:
-            body = {"prompt": f"the sea {n} {number}", "max_tokens": NEW_TOKENS, "temperature": 0}
+            body = {"prompt": f"the sea {n} {number}", "max_tokens": new_tokens, "temperature": 0}
             connection.request(
                 "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
             )
@@ -98,7 +99,7 @@ def requests_per_second(url: str, seconds: float) -> float:
         connection.close()
 
     started = time.perf_counter()
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(CONNECTIONS)]
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(connections)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -106,25 +107,26 @@ def requests_per_second(url: str, seconds: float) -> float:
     return sum(counts) / (time.perf_counter() - started)
 
 
-def measure_serving(model: Path, replicas: int | None, seconds: float) -> Row:
-    from keepleft.cluster.memory import REPLICA_MARK, process_memory, processor_seconds
+def measure_serving(model: Path, replicas: int | None, seconds: float) -> dict[tuple[int, int], Row]:
+    """A row for each load."""
+    from keepleft.cluster.memory import process_memory, processor_seconds
 
+    out = {}
     with server(model, replicas) as (url, pid):
-        requests_per_second(url, seconds / 4)  # warm-up
-        before = processor_seconds(pid)
-        rate = requests_per_second(url, seconds)
-        used = {name: value - before.get(name, 0.0) for name, value in processor_seconds(pid).items()}
-        memory = process_memory(pid)
-    model_seconds = used.get("replica", 0.0) if replicas else 1.0
-    total = sum(used.values()) if replicas else 1.0
-    ours = sum(memory.get("replica", []))
-    return {
-        "rate": rate,
-        "Ray's share": 1 - model_seconds / max(total, 1e-9),
-        "replicas MiB": ours // MIB,
-        "Ray MiB": (sum(map(sum, memory.values())) - ours) // MIB,
-        "mark": REPLICA_MARK,
-    }
+        for load in LOADS:
+            requests_per_second(url, seconds / 4, *load)  # warm-up
+            before = processor_seconds(pid)
+            rate = requests_per_second(url, seconds, *load)
+            used = {name: value - before.get(name, 0.0) for name, value in processor_seconds(pid).items()}
+            memory = process_memory(pid)
+            ours = sum(memory.get("replica", []))
+            out[load] = {
+                "rate": rate,
+                "Ray's share": 1 - used["replica"] / sum(used.values()) if replicas else 0.0,
+                "replicas MiB": ours // MIB,
+                "Ray MiB": (sum(map(sum, memory.values())) - ours) // MIB,
+            }
+    return out
 
 
 def measure_batch(model: Path, rows: Path, workers: int | None) -> Row:
@@ -134,7 +136,7 @@ def measure_batch(model: Path, rows: Path, workers: int | None) -> Row:
     from keepleft.batch.tasks import TaskSpec
     from keepleft.decoding.generation_config import GenerationConfig
 
-    options = GenerationConfig(max_new_tokens=NEW_TOKENS, seed=0)
+    options = GenerationConfig(max_new_tokens=ROW_TOKENS, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         job = make_job(TaskSpec(task="generate", model=str(model), options=options), [str(rows)], folder)
         started = time.perf_counter()
@@ -170,7 +172,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.smoke:
         options.rounds, options.seconds, options.rows = 1, 0.5, 300
     replica_counts = (None, 1) if options.smoke else (None, 1, 2)
-    serving: dict[int | None, list[Row]] = {count: [] for count in replica_counts}
+    serving: dict[tuple[int, int], dict[int | None, list[Row]]] = {
+        load: {count: [] for count in replica_counts} for load in LOADS
+    }
     batch: dict[int | None, list[Row]] = {count: [] for count in replica_counts}
     with tempfile.TemporaryDirectory() as temporary:
         model = make_model(Path(temporary) / "tiny")
@@ -178,11 +182,16 @@ def main(arguments: list[str] | None = None) -> None:
         rows.write_text("".join(f"the ship {n}\n" for n in range(options.rows)))
         for _ in range(options.rounds):
             for count in replica_counts:
-                serving[count].append(measure_serving(model, count, options.seconds))
+                for load, row in measure_serving(model, count, options.seconds).items():
+                    serving[load][count].append(row)
                 batch[count].append(measure_batch(model, rows, count))
     names = {None: "one process", 1: "1 on Ray", 2: "2 on Ray"}
     result = {}
-    for title, arms in (("requests", serving), ("rows", batch)):
+    titles = {
+        f"requests of {new_tokens} tokens by {connections} clients": arms
+        for (connections, new_tokens), arms in serving.items()
+    }
+    for title, arms in (*titles.items(), (f"rows of {ROW_TOKENS} tokens", batch)):
         plain = statistics.median(row["rate"] for row in arms[None])
         result[title] = [summarize(names[count], measured, plain) for count, measured in arms.items()]
         print_table(f"{title} per second", result[title])

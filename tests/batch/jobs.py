@@ -58,3 +58,19 @@ def read_results(folder: Path) -> list[dict]:
         for path in sorted(folder.glob("part-*.jsonl"))
         for line in path.read_text("utf-8").splitlines()
     ]
+
+
+def assert_same(found: object, expected: object) -> None:
+    """Equal, but for the last digits of numbers: they may depend on the texts beside one."""
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_same(found[name], value)
+    elif isinstance(expected, float):
+        assert abs(found - expected) <= 1e-3 * max(1, abs(expected))
+    else:
+        assert found == expected

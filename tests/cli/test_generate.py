@@ -16,9 +16,9 @@ import keepleft as kl
 from decoding.words import byte_tokens, writer
 from keepleft import svg
 from keepleft.cli import main
-from keepleft.cli.generate import DEFAULT_MAX_NEW_TOKENS
 from keepleft.data.token_text import token_pieces
 from keepleft.pipelines.text_generation import TextGenerator
+from keepleft.pipelines.text_tasks import DEFAULT_MAX_NEW_TOKENS
 
 TOKENS = byte_tokens()
 LETTERS = str(

@@ -84,8 +84,7 @@ COMMANDS = (
             "Texts": "to input output n_best json stream",
             "Decoding": "tag num_beams max_new_tokens",
             "Look inside": "plot alignments",
-            "Batch jobs": "workers",
-            "Machine": "dtype device threads",
+            "Machine": "workers dtype device threads",
         },
     ),
     Command(
@@ -102,11 +101,10 @@ COMMANDS = (
         ),
         options={
             "Texts": "input output raw json",
-            "Length": "max_new_tokens stop_strings",
+            "Length": "max_new_tokens",
             "Sampling": "do_sample temperature top_p seed",
             "Structured output": "json_schema regex",
-            "Batch jobs": "workers",
-            "Machine": "dtype device threads",
+            "Machine": "workers dtype device threads",
         },
     ),
     Command(
@@ -143,8 +141,7 @@ COMMANDS = (
             "Texts": "input output json stream",
             "Length": "max_new_tokens min_new_tokens",
             "Decoding": "num_beams length_penalty no_repeat_ngram_size",
-            "Batch jobs": "workers",
-            "Machine": "dtype device threads",
+            "Machine": "workers dtype device threads",
         },
     ),
     Command(
@@ -159,11 +156,7 @@ COMMANDS = (
             "keepleft classify runs/classify/model --input reviews.txt --output labels.tsv",
             "tail -f log.txt | keepleft classify runs/classify/model --json --batch-size 1",
         ),
-        options={
-            "Texts": "input output json",
-            "Batch jobs": "workers",
-            "Machine": "batch_size dtype device threads",
-        },
+        options={"Texts": "input output json", "Machine": "workers batch_size dtype device threads"},
     ),
     Command(
         name="fill",
@@ -191,11 +184,7 @@ COMMANDS = (
             'keepleft score SmolLM2-135M-Instruct "The sea is calm." --tokens',
             "keepleft score runs/lm/model --input lines.txt --output scores.tsv",
         ),
-        options={
-            "Texts": "input output tokens json",
-            "Batch jobs": "workers",
-            "Machine": "dtype device threads",
-        },
+        options={"Texts": "input output tokens json", "Machine": "workers dtype device threads"},
     ),
     Command(
         name="embed",
@@ -207,13 +196,9 @@ COMMANDS = (
         examples=(
             'keepleft embed all-MiniLM-L6-v2 "The sea is calm."',
             "keepleft embed all-MiniLM-L6-v2 --input lines.txt --output vectors.tsv",
-            "keepleft embed all-MiniLM-L6-v2 --input 'texts/*.parquet' --output vectors --workers 4",
+            "keepleft embed all-MiniLM-L6-v2 --input 'texts/*.jsonl' --output vectors",
         ),
-        options={
-            "Texts": "input output json",
-            "Batch jobs": "workers field in_order",
-            "Machine": "dtype device threads",
-        },
+        options={"Texts": "input output json", "Machine": "workers dtype device threads"},
     ),
     Command(
         name="train",
@@ -303,7 +288,7 @@ COMMANDS = (
             "Address": "host port",
             "Access": "api_key api_key_file allow_origin",
             "Model": "served_model_name dtype device",
-            "Capacity": "max_model_len max_num_seqs kv_cache_memory threads",
+            "Capacity": "replicas max_model_len max_num_seqs kv_cache_memory threads",
         },
     ),
     Command(

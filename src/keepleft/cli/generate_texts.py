@@ -29,8 +29,8 @@ class GenerateFlags:
     """The options that generate, translate and summarize share.
 
     Args:
-        input: a file of texts, one per line; or files of a batch job, as in 'texts/*.jsonl'
-        output: a file for the results, written completely or not at all; a folder for those of a batch job
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         n_best: results for each text, with their scores. They are found with that many beams, unless
             they are sampled
         logprobs: with --json, the log-probability of each token and of this many top tokens beside it

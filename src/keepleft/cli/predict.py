@@ -33,8 +33,8 @@ def classify(
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
-        input: a file of texts, one per line; or files of a batch job, as in 'texts/*.jsonl'
-        output: a file for the results, written completely or not at all; a folder for those of a batch job
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         batch_size: texts in a batch
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
@@ -132,8 +132,8 @@ def score(
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts. For an
             encoder-decoder, source and target separated by a tab
-        input: a file of texts, one per line; or files of a batch job, as in 'texts/*.jsonl'
-        output: a file for the results, written completely or not at all; a folder for those of a batch job
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
@@ -194,8 +194,8 @@ def embed(
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
-        input: a file of texts, one per line; or files of a batch job, as in 'texts/*.jsonl'
-        output: a file for the results, written completely or not at all; a folder for those of a batch job
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         batch_size: texts in a batch
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
