@@ -313,7 +313,7 @@ def endless_decoder(tmp_path, monkeypatch):
     model = writer(TOKENS)
     model.notes = {name: value for name, value in model.notes.items() if name != "eos_token_id"}
     kl.save(model, TOKENS, tmp_path / "endless")
-    monkeypatch.setattr("keepleft.cli.generate.DEFAULT_MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("keepleft.pipelines.text_tasks.DEFAULT_MAX_NEW_TOKENS", 5)
     return tmp_path / "endless"
 
 
