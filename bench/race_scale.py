@@ -3,9 +3,9 @@
 The same tiny decoder is served by `keepleft serve`, and by one and two replicas; the clients are connections
 of this process, each of which sends its next request as soon as it has an answer: few, so that one engine
 takes them all in a batch that costs hardly more than one row, or many, so that it is busy with rows. The same
-rows are a batch job in one process, and on one and two workers, timed from the first result to the last. `Ray's
-share` is the processor time of Ray's own processes (proxy, controller, object store, …) in that of all that
-serve. Rounds alternate.
+rows are a batch job in one process, and on one and two workers, timed from the first result to the last.
+`Ray's share` is the processor time of Ray's own processes (proxy, controller, object store, …) in that of all
+that serve. Rounds alternate.
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ COMMANDS = (
         ),
         options={
             "Texts": "input output raw json",
-            "Length": "max_new_tokens",
+            "Length": "max_new_tokens stop_strings",
             "Sampling": "do_sample temperature top_p seed",
             "Structured output": "json_schema regex",
-            "Machine": "workers dtype device threads",
+            "Machine": "dtype device threads",
         },
     ),
     Command(
