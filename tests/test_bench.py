@@ -41,6 +41,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "race_decode_cpu": [],
     "race_decode_gpu": ["--device", "cpu"],
     "race_forward": [],
+    "race_scale": [],
     "race_serve_cpu": [],
     "race_serve_gpu": ["--device", "cpu", "--static"],
     "race_versions": ["--device", "cpu"],
@@ -50,7 +51,8 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "time_to_first_token": ["--device", "cpu"],
     "translator": ["--data", "{tmp}/tatoeba", "--toy", "{tmp}/toy"],
 }
-IN_A_PROCESS = {"audit_zoo"}  # it forks, which is safe only where no other threads run
+# one forks, which is safe only where no other threads run; the other starts Ray
+IN_A_PROCESS = {"audit_zoo", "race_scale"}
 
 # modules without a main: each is run by a benchmark that imports it
 RUN_BY = {

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from keepleft.cli.paths import DATA_VARIABLE, WEIGHT_PACKAGES
-from keepleft.cli.serve import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE
+from keepleft.serving.http.middleware.auth import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")

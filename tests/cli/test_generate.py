@@ -16,9 +16,9 @@ import keepleft as kl
 from decoding.words import byte_tokens, writer
 from keepleft import svg
 from keepleft.cli import main
-from keepleft.cli.generate import DEFAULT_MAX_NEW_TOKENS
 from keepleft.data.token_text import token_pieces
 from keepleft.pipelines.text_generation import TextGenerator
+from keepleft.pipelines.text_tasks import DEFAULT_MAX_NEW_TOKENS
 
 TOKENS = byte_tokens()
 LETTERS = str(
@@ -313,7 +313,7 @@ def endless_decoder(tmp_path, monkeypatch):
     model = writer(TOKENS)
     model.notes = {name: value for name, value in model.notes.items() if name != "eos_token_id"}
     kl.save(model, TOKENS, tmp_path / "endless")
-    monkeypatch.setattr("keepleft.cli.generate.DEFAULT_MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("keepleft.pipelines.text_tasks.DEFAULT_MAX_NEW_TOKENS", 5)
     return tmp_path / "endless"
 
 

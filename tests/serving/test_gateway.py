@@ -17,7 +17,7 @@ import yaml
 from keepleft.cli import main
 from keepleft.cli.command_table import find_command
 from keepleft.cli.parser import build_parser
-from keepleft.cli.serve import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, REPLICA_VARIABLE
+from keepleft.cli.serve import REPLICA_VARIABLE
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.engine.encoder import EncoderEngine
@@ -25,7 +25,7 @@ from keepleft.serving.engine.request import GenerationRequest
 from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.metrics import MAX_REPLICA_LENGTH, Metrics
-from keepleft.serving.http.middleware.auth import APIKey, APIKeys
+from keepleft.serving.http.middleware.auth import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, APIKey, APIKeys
 from keepleft.serving.http.request_id import MAX_REQUEST_ID_LENGTH
 from keepleft.serving.http.routes.status import LIVE_STATUSES, READY_STATUSES, health_response
 from keepleft.serving.http.schemas.responses import HealthStatus

@@ -37,6 +37,8 @@ def audit_model(
     html: str | None = None,
     junit: str | None = None,
     zoo: str | None = None,
+    workers: int | None = None,
+    address: str | None = None,
     json: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
@@ -76,10 +78,15 @@ def audit_model(
         zoo: the library whose classes to audit, as tiny random models: transformers. Each class that is
             named, as in --zoo transformers FalconForCausalLM, gets a report. Without names every class is
             audited, and the result is a table
+        workers: audit the classes of --zoo on this many workers, by Ray
+        address: the Ray cluster of the workers: auto, HOST:PORT or ray://HOST:PORT. If not given, Ray is
+            started on this machine
         json: print the complete report as JSON
     """
     if zoo is not None:
-        return _zoo(zoo, inputs, budget=budget, html=html, json=json)
+        return _zoo(zoo, inputs, budget=budget, html=html, json=json, workers=workers, address=address)
+    if workers is not None or address is not None:
+        raise ValueError("--workers and --address are for --zoo: one model is audited in this process")
     name = _target_name(inputs, hf_config, arch, with_)
     for file in (html, junit):
         if file is not None and Path(file).is_dir():
@@ -222,7 +229,16 @@ def _print_stdout(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _zoo(library: str, selected: list[str], *, budget: str, html: str | None, json: bool) -> int:
+def _zoo(
+    library: str,
+    selected: list[str],
+    *,
+    budget: str,
+    html: str | None,
+    json: bool,
+    workers: int | None,
+    address: str | None,
+) -> int:
     """Audit every class of a library and print a table, or the selected ones and print a report of each."""
     if library != "transformers":
         raise ValueError(f"--zoo is {library!r}: there is transformers")
@@ -241,11 +257,20 @@ def _zoo(library: str, selected: list[str], *, budget: str, html: str | None, js
             raise ValueError(
                 f"transformers has no {name}" + (f": did you mean {suggestions[0]}?" if suggestions else "")
             )
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers is {workers}: give at least 1, or leave it out")
     rows: list[ZooRow] = []
     with Bar("auditing", len(names)) as bar:
-        for row in run(names, budget):
+        if workers is None:
+            zoo_rows = run(names, budget)
+        else:
+            from keepleft.cluster.zoo_workers import audit_classes
+
+            zoo_rows = audit_classes(names, budget, workers=workers, address=address)
+        for row in zoo_rows:
             rows.append(row)
             bar.update(len(rows), f"{row.name}: {row.verdict}")
+    rows.sort(key=lambda row: names.index(row.name))
     about = {"transformers": transformers.__version__, "torch": str(torch.__version__), "budget": budget}
     if html is not None:
         atomic.write_text(Path(html), as_html(rows, about))

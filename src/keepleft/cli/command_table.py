@@ -84,7 +84,7 @@ COMMANDS = (
             "Texts": "to input output n_best json stream",
             "Decoding": "tag num_beams max_new_tokens",
             "Look inside": "plot alignments",
-            "Machine": "dtype device threads",
+            "Machine": "workers dtype device threads",
         },
     ),
     Command(
@@ -141,7 +141,7 @@ COMMANDS = (
             "Texts": "input output json stream",
             "Length": "max_new_tokens min_new_tokens",
             "Decoding": "num_beams length_penalty no_repeat_ngram_size",
-            "Machine": "dtype device threads",
+            "Machine": "workers dtype device threads",
         },
     ),
     Command(
@@ -156,7 +156,7 @@ COMMANDS = (
             "keepleft classify runs/classify/model --input reviews.txt --output labels.tsv",
             "tail -f log.txt | keepleft classify runs/classify/model --json --batch-size 1",
         ),
-        options={"Texts": "input output json", "Machine": "batch_size dtype device threads"},
+        options={"Texts": "input output json", "Machine": "workers batch_size dtype device threads"},
     ),
     Command(
         name="fill",
@@ -184,7 +184,21 @@ COMMANDS = (
             'keepleft score SmolLM2-135M-Instruct "The sea is calm." --tokens',
             "keepleft score runs/lm/model --input lines.txt --output scores.tsv",
         ),
-        options={"Texts": "input output tokens json", "Machine": "dtype device threads"},
+        options={"Texts": "input output tokens json", "Machine": "workers dtype device threads"},
+    ),
+    Command(
+        name="embed",
+        function="predict:embed",
+        group=USE,
+        summary="turn texts into vectors",
+        example='keepleft embed MODEL "The sea is calm."',
+        arguments="MODEL [TEXT ...]",
+        examples=(
+            'keepleft embed all-MiniLM-L6-v2 "The sea is calm."',
+            "keepleft embed all-MiniLM-L6-v2 --input lines.txt --output vectors.tsv",
+            "keepleft embed all-MiniLM-L6-v2 --input 'texts/*.jsonl' --output vectors",
+        ),
+        options={"Texts": "input output json", "Machine": "workers dtype device threads"},
     ),
     Command(
         name="train",
@@ -274,7 +288,7 @@ COMMANDS = (
             "Address": "host port",
             "Access": "api_key api_key_file allow_origin",
             "Model": "served_model_name dtype device",
-            "Capacity": "max_model_len max_num_seqs kv_cache_memory threads",
+            "Capacity": "replicas max_model_len max_num_seqs kv_cache_memory threads",
         },
     ),
     Command(

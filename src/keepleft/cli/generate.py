@@ -6,14 +6,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from keepleft.cli import text_io
-from keepleft.cli.generate_texts import GenerateFlags, generate_texts
+from keepleft.cli.batch_jobs import BatchFlags, is_batch_job
+from keepleft.cli.generate_texts import GenerateFlags, generate_texts, run_generation_job
 from keepleft.cli.paths import installed_weights
 from keepleft.decoding.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from keepleft.pipelines.text_generation import TextGenerator
-
-DEFAULT_MAX_NEW_TOKENS = 256  # where neither the user nor the model directory sets a limit
 
 
 def generate_text(
@@ -22,6 +21,7 @@ def generate_text(
     flags: GenerateFlags,
     raw: bool = False,
     system: str | None = None,
+    job: BatchFlags = BatchFlags(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Continue a text, or answer it where the model has a chat template.
 
@@ -39,25 +39,31 @@ def generate_text(
     if raw and system is not None:
         raise ValueError("--system is a message of the chat template, and --raw does without: leave one out")
 
-    def with_chat_template(generator: TextGenerator) -> TextGenerator:
-        from keepleft.pipelines.chat import model_chat_template
+    if model is None:
+        model = best_installed()
+    if is_batch_job(flags.input, flags.output, job):
+        return run_generation_job("generate", model, texts, options, flags, job, raw=raw, system=system)
 
-        if raw or (system is None and model_chat_template(generator.model, generator.tokenizer) is None):
-            return generator
-        generator = generator.with_chat_template(system)
-        print(
-            "the model has a chat template, so each text is answered as a message; --raw continues the text "
-            "instead",
-            file=sys.stderr,
-        )
-        return generator
+    def prepare(generator: TextGenerator) -> TextGenerator:
+        from keepleft.pipelines.text_tasks import for_messages
+
+        prepared = for_messages(generator, raw=raw, system=system)
+        if prepared is not generator:
+            print(
+                "the model has a chat template, so each text is answered as a message; --raw continues the "
+                "text instead",
+                file=sys.stderr,
+            )
+        return prepared
+
+    from keepleft.pipelines.text_tasks import DEFAULT_MAX_NEW_TOKENS
 
     return generate_texts(
-        best_installed() if model is None else model,
+        model,
         texts,
         options,
         flags,
-        prepare=with_chat_template,
+        prepare=prepare,
         default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
         streams_at_terminal=True,
     )

@@ -7,15 +7,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.cli import text_io
+from keepleft.cli.batch_jobs import BatchFlags, run_batch_job
 from keepleft.cli.option_table import spell_flags
 from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
 from keepleft.decoding.generation_config import OPTIONS, GenerationConfig
 
 if TYPE_CHECKING:
+    from keepleft.batch.tasks import TaskName
     from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
     from keepleft.pipelines.translator import Translator
 
@@ -27,8 +29,8 @@ class GenerateFlags:
     """The options that generate, translate and summarize share.
 
     Args:
-        input: a file of texts, one per line
-        output: a file for the results. It is written completely or not at all
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         n_best: results for each text, with their scores. They are found with that many beams, unless
             they are sampled
         logprobs: with --json, the log-probability of each token and of this many top tokens beside it
@@ -64,6 +66,37 @@ class GenerateFlags:
     device: str | None = None
     stream: bool = False
     json: bool = False
+
+
+def run_generation_job(
+    task: TaskName,
+    model: str,
+    texts: list[str],
+    options: GenerationConfig,
+    flags: GenerateFlags,
+    job: BatchFlags,
+    **details: Any,
+) -> int:
+    """Run a batch job that generates. `details`: the fields of `TaskSpec` that only this task has."""
+    for name in ("logprobs", "alternatives", "plot", "draft_model"):
+        if getattr(flags, name) is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is not for batch jobs: leave it out, or give one file of texts")
+    if flags.stream or "," in model:
+        what = "--stream" if flags.stream else "an ensemble"
+        raise ValueError(f"{what} is not for batch jobs: give one model, and a file of texts")
+    from keepleft.batch.tasks import TaskSpec
+
+    spec = TaskSpec(
+        task=task,
+        model=model_path(model, flags.revision),
+        options=options,
+        n_best=flags.n_best,
+        dtype=flags.dtype,
+        device=flags.device,
+        **details,
+    )
+    return run_batch_job(spec, texts, flags.input, flags.output, job)
 
 
 def generate_texts(

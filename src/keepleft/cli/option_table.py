@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from keepleft.cli.command_table import Command
 
 MORE_OPTIONS = "More options"
+BATCH_JOB_OPTIONS = "Batch jobs"
 MAX_CHOICES_WIDTH = 16  # more choices are named in the sentence of the option
-RESERVED_PARAMETERS = ("inputs", "explicit_options", "flags", "options")
+RESERVED_PARAMETERS = ("inputs", "explicit_options", "flags", "job", "options")
 THREADS_HELP = "number of CPU threads (default: one per usable core)"
 CONFIG_HELP = "a YAML file with any of these options. Options on the command line take precedence"
 CHAT_SEED_HELP = "random seed of the answers"
@@ -30,11 +31,11 @@ METAVARS = {
     "FOLDER": "runs compare phrases out",
     "MODEL": "draft_model init_from",
     "MODEL|FILE": "baseline",
-    "NAME": "preset served_model_name metric replica",
+    "NAME": "preset served_model_name metric replica field id_field",
     "NAMES": "checks views track",
     "TEXT": "text source prompt prefix system",
     "KEY": "api_key operator_key",
-    "ADDRESS": "host",
+    "ADDRESS": "host address",
     "HOST": "allow_host",
     "URL": "allow_origin",
     "MASK": "claim",
@@ -182,8 +183,9 @@ def _function_options(command: Command, function: Callable[..., int]) -> Iterato
     for name, parameter in signature(function).parameters.items():
         if name == "inputs":
             yield Option(name, command.arguments, "", (), "", texts[name], is_positional=True)
-        elif name == "flags":
-            yield from _dataclass_options(hints[name], "", MORE_OPTIONS)
+        elif name in ("flags", "job"):
+            title = BATCH_JOB_OPTIONS if name == "job" else MORE_OPTIONS
+            yield from _dataclass_options(hints[name], "", title)
         elif name == "options":
             from keepleft.cli.generation_flags import generation_options
 

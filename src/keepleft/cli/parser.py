@@ -1,11 +1,11 @@
 """The argument parser of a command, built from the signature of its function.
 
 A parameter without a default is positional; one whose default is False is a switch; a tuple of integers takes
-several values. Every command has --threads, whether it has such a parameter or not. Five parameters have a
+several values. Every command has --threads, whether it has such a parameter or not. Six parameters have a
 meaning of their own:
 
 - inputs: all positional arguments of the command
-- flags: a dataclass, each field an option of the command
+- flags, job: dataclasses, each field an option of the command
 - options: a GenerationConfig, likewise
 - explicit_options: the names of the options that were given on the command line or in --config; not an option
 itself
@@ -30,27 +30,27 @@ from jsonargparse import ArgumentParser
 
 from keepleft.cli.generation_flags import add_generation_flags, switch_names
 
-DATACLASS_PARAMETERS = ("flags", "options")
+DATACLASS_PARAMETERS = ("flags", "job", "options")
 SPECIAL_PARAMETERS = {"inputs", "explicit_options", *DATACLASS_PARAMETERS}
 
 
 def build_parser(command: Callable[..., int]) -> ArgumentParser:
     """The parser of one command. Its errors are raised, not printed."""
+    parameters = signature(command).parameters
     parser = ArgumentParser(
         prog="keepleft",
         exit_on_error=False,
         allow_abbrev=False,
         add_help=False,
-        print_config="--print-config",
+        print_config="--print-config" if "recipe" in parameters else None,
     )
-    parameters = signature(command).parameters
     if "recipe" in parameters:
         parser.add_argument("--config", action="config")
     if "inputs" in parameters:
         parser.add_argument("inputs", nargs="*").required = False
     _add_parameters(parser, command)
-    if "flags" in parameters:
-        _add_parameters(parser, get_type_hints(command)["flags"])
+    for name in {"flags", "job"} & parameters.keys():
+        _add_parameters(parser, get_type_hints(command)[name])
     if "options" in parameters:
         add_generation_flags(parser)
     if "threads" not in parameters:

@@ -1,13 +1,17 @@
-"""keepleft classify, fill, score"""
+"""keepleft classify, fill, score, embed"""
 
 from __future__ import annotations
 
 from math import exp
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from keepleft.cli import text_io
+from keepleft.cli.batch_jobs import BatchFlags, is_batch_job, run_batch_job
 from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
+
+if TYPE_CHECKING:
+    from keepleft.batch.tasks import TaskName
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -21,6 +25,7 @@ def classify(
     dtype: Dtype = "float32",
     device: str | None = None,
     json: bool = False,
+    job: BatchFlags = BatchFlags(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Label texts with a classifier, such as one that `keepleft train --task classify` made.
 
@@ -28,8 +33,8 @@ def classify(
 
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
-        input: a file of texts, one per line
-        output: a file for the results. It is written completely or not at all
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         batch_size: texts in a batch
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
@@ -39,6 +44,8 @@ def classify(
     from keepleft.pipelines.predictor import load_predictor
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
+    if is_batch_job(input, output, job):
+        return _run_job("classify", str(model), input_texts, input, output, revision, dtype, device, job)
     predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
     interactive = text_io.reads_terminal(input_texts, input)
     with (
@@ -116,6 +123,7 @@ def score(
     device: str | None = None,
     tokens: bool = False,
     json: bool = False,
+    job: BatchFlags = BatchFlags(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Score texts: their log-probability, and the perplexity per token.
 
@@ -124,8 +132,8 @@ def score(
     Args:
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts. For an
             encoder-decoder, source and target separated by a tab
-        input: a file of texts, one per line
-        output: a file for the results. It is written completely or not at all
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
@@ -136,13 +144,14 @@ def score(
     from keepleft.pipelines.predictor import load_predictor
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
+    if is_batch_job(input, output, job):
+        if tokens:
+            raise ValueError("--tokens is not for batch jobs: leave it out, or give one file of texts")
+        return _run_job("score", str(model), input_texts, input, output, revision, dtype, device, job)
     predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
-    is_encoder_decoder = predictor.model.design.is_encoder_decoder
     with text_io.open_output(output) as out:
         for n, line in enumerate(text_io.read_lines(input_texts, input)):
-            source, tab, text = line.partition("\t") if is_encoder_decoder else (None, "\t", line)
-            if not tab:
-                raise ValueError(f"line {n + 1} has no tab: write source and target with a tab between them")
+            source, text = predictor.split_source(line, f"line {n + 1}")
             scored_tokens = predictor.score(text, source)
             total = sum(entry.logprob for entry in scored_tokens)
             perplexity = exp(min(700.0, -total / max(1, len(scored_tokens))))
@@ -166,3 +175,68 @@ def score(
                     )
                 print("\t".join(columns), file=out, flush=True)
     return 0
+
+
+def embed(
+    inputs: list[str],
+    input: str | None = None,
+    output: str | None = None,
+    batch_size: int = 32,
+    revision: str | None = None,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    json: bool = False,
+    job: BatchFlags = BatchFlags(),  # noqa: B008 (it is frozen)
+) -> int:
+    """Embed texts: print one vector for each, by the model's pooling or the mean of its hidden states.
+
+    Texts beyond the model's positions are cut.
+
+    Args:
+        inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
+        input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
+        output: a file for the results. It is written completely or not at all. A batch job writes a folder
+        batch_size: texts in a batch
+        revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
+        dtype: data type of the weights: float32, bfloat16 or float16
+        device: cpu or cuda; a GPU is used if there is one
+        json: print one JSON object per line, with the text
+    """
+    from keepleft.pipelines.predictor import load_predictor
+
+    model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
+    if is_batch_job(input, output, job):
+        return _run_job("embed", str(model), input_texts, input, output, revision, dtype, device, job)
+    predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
+    with (
+        text_io.open_output(output) as out,
+        Bar(
+            "texts", len(input_texts) or None, reads_terminal=text_io.reads_terminal(input_texts, input)
+        ) as bar,
+    ):
+        done = 0
+        for batch in text_io.in_batches(text_io.read_lines(input_texts, input), batch_size):
+            for text, vector in zip(batch, predictor.embed(predictor.encode(batch)).tolist(), strict=True):
+                numbers = [round(value, 6) for value in vector]
+                record = {"input": text, "embedding": numbers}
+                print(text_io.as_json(record) if json else "\t".join(map(str, numbers)), file=out)
+            done += len(batch)
+            bar.update(done, "")
+    return 0
+
+
+def _run_job(
+    task: TaskName,
+    model: str,
+    texts: list[str],
+    input: str | None,
+    output: str | None,
+    revision: str | None,
+    dtype: Dtype,
+    device: str | None,
+    job: BatchFlags,
+) -> int:
+    from keepleft.batch.tasks import TaskSpec
+
+    spec = TaskSpec(task=task, model=model_path(model, revision), dtype=dtype, device=device)
+    return run_batch_job(spec, texts, input, output, job)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
-from typing import TYPE_CHECKING, Literal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.serving.http.limits import Limits
 
 if TYPE_CHECKING:
-    from keepleft.serving.http.middleware.auth import APIKey
+    from keepleft.serving.http.served_app import ServedAppOptions
 
-API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
-OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
 REPLICA_VARIABLE = "KEEPLEFT_REPLICA"
 
 
@@ -38,6 +42,12 @@ def serve(
     runs: str | None = None,
     compare: str | None = None,
     replica: str | None = None,
+    replicas: int | None = None,
+    gpus_per_replica: float = 0.0,
+    address: str | None = None,
+    autoscaling: str | None = None,
+    session_header: str = "x-session-id",
+    print_config: bool = False,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     limits: Limits = Limits(),  # noqa: B008 (it is frozen)
 ) -> int:
@@ -77,6 +87,15 @@ def serve(
         compare: the folder that `keepleft compare` wrote, for the page
         replica: the name of this server among several behind a gateway, as a label of all metrics and a field
             of log lines; the environment variable KEEPLEFT_REPLICA does the same
+        replicas: serve so many replicas of the model, by Ray Serve
+        gpus_per_replica: GPUs of each replica; half a one is 0.5
+        address: the Ray cluster of the replicas: auto, HOST:PORT or ray://HOST:PORT. If not given, Ray is
+            started on this machine
+        autoscaling: let the number of replicas follow the load, from --replicas on: settings of Ray Serve as
+            in '{max_replicas: 8, target_ongoing_requests: 16}'
+        session_header: requests with the same value of this header go to the same replica, and find its
+            prefix cache
+        print_config: print a configuration of the replicas that `serve deploy` and KubeRay take, and stop
         log_level: requests are logged at info, one JSON object per line on stderr
         limits: limits of a request and of the server
     """
@@ -89,6 +108,11 @@ def serve(
         from keepleft.serving.http.descriptors import raise_descriptor_limit
         from keepleft.serving.http.metrics import check_replica
         from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
+        from keepleft.serving.http.middleware.auth import (
+            API_KEY_VARIABLE,
+            OPERATOR_KEY_VARIABLE,
+            collect_keys,
+        )
         from keepleft.serving.http.served_app import ServedAppOptions, build_served_app
         from keepleft.serving.http.server import Server, check_address
     except ImportError as error:
@@ -99,11 +123,19 @@ def serve(
     if not 0 <= port < 65_536:
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     check_folders(runs=runs, compare=compare)
-    check_address(host, port)
+    is_cluster = replicas is not None or print_config
+    if not is_cluster and (address or autoscaling or gpus_per_replica):
+        raise ValueError(
+            "--address, --autoscaling and --gpus-per-replica are for replicas: give --replicas N"
+        )
+    if not print_config and address is None:
+        check_address(host, port)
     replica = replica or os.environ.get(REPLICA_VARIABLE) or None
     if replica is not None:
         check_replica(replica)
-    keys = _read_api_keys(api_key, api_key_file, operator_key)
+    api_key = api_key or os.environ.get(API_KEY_VARIABLE)
+    operator_key = operator_key or os.environ.get(OPERATOR_KEY_VARIABLE)
+    keys = collect_keys(api_key, api_key_file, operator_key)
     if len(inputs) > 1:
         raise ValueError(f"{inputs[1]!r} is too much: serve takes one model, and options")
     model = inputs[0] if inputs else SHIPPED_TRANSLATOR
@@ -126,6 +158,23 @@ def serve(
         limits=limits if max_requests is None else replace(limits, requests=max_requests),
         log_level=log_level,
     )
+
+    if is_cluster:
+        environment = {API_KEY_VARIABLE: api_key, OPERATOR_KEY_VARIABLE: operator_key}
+        return _serve_replicas(
+            options,
+            host=host,
+            port=port,
+            replicas=1 if replicas is None else replicas,
+            gpus=gpus_per_replica,
+            address=address,
+            autoscaling=autoscaling,
+            session_header=session_header,
+            shutdown_timeout=shutdown_timeout,
+            api_key_file=api_key_file,
+            secrets={name: value for name, value in environment.items() if value},
+            print_config=print_config,
+        )
 
     def on_ready(host: str, port: int) -> None:
         base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -170,25 +219,121 @@ def serve(
     return 0
 
 
+def _serve_replicas(
+    options: ServedAppOptions,
+    *,
+    host: str,
+    port: int,
+    replicas: int,
+    gpus: float,
+    address: str | None,
+    autoscaling: str | None,
+    session_header: str,
+    shutdown_timeout: float,
+    api_key_file: str | None,
+    secrets: dict[str, str],
+    print_config: bool,
+) -> int:
+    """Serve replicas until a signal comes, or print their configuration."""
+    from dataclasses import replace
+
+    from keepleft.cluster.replicas import ReplicaArguments, ReplicaSettings, serve_config
+
+    if replicas < 1:
+        raise ValueError(f"--replicas is {replicas}: give at least 1")
+    if options.replica is not None:
+        raise ValueError("--replica names one server: the replicas of --replicas get names of their own")
+    arguments = ReplicaArguments(
+        options=replace(options, keys=(), path=os.path.abspath(options.path)),
+        api_key_file=api_key_file and os.path.abspath(api_key_file),
+    )
+    settings = ReplicaSettings(
+        replicas=replicas,
+        cpus=options.threads or 1,
+        gpus=gpus,
+        host=host,
+        port=port,
+        shutdown_timeout=shutdown_timeout,
+        autoscaling=_parse_autoscaling(autoscaling),
+        environment=None if print_config else secrets,
+    )
+    if print_config:
+        _print_config(serve_config(arguments, settings), session_header, bool(secrets))
+        return 0
+    from keepleft.cluster.memory import process_memory_lines
+    from keepleft.cluster.serve import running_replicas
+
+    print(f"keepleft: starting {replicas} replicas …", file=sys.stderr)
+    with (
+        _signals() as stop,
+        running_replicas(arguments, settings, address=address, session_header=session_header) as bound_port,
+    ):
+        base_url = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
+        for line in process_memory_lines():
+            print(f"keepleft: {line}", file=sys.stderr)
+        message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
+        print(message, file=sys.stderr, flush=True)
+        stop.wait()
+        print("keepleft: shutting down the replicas", file=sys.stderr, flush=True)
+    return 0
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one raises KeyboardInterrupt."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _parse_autoscaling(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError:
+        values = None
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"--autoscaling is {text!r}: give names with values, as in '{{max_replicas: 8, "
+            "target_ongoing_requests: 16}}'"
+        )
+    return values
+
+
+def _print_config(config: dict[str, Any], session_header: str, has_secrets: bool) -> None:
+    import yaml
+
+    from keepleft.cluster.serve import default_environment
+    from keepleft.serving.http.middleware.auth import API_KEY_VARIABLE
+
+    print(
+        "# serve deploy FILE; or, in KubeRay's RayService, as serveConfigV2. Before ray start, on every node:"
+    )
+    for name, value in default_environment(session_header).items():
+        print(f"#   export {name}={shlex.quote(value) if chr(10) not in value else _ansi_quote(value)}")
+    if has_secrets:
+        print(f"#   export {API_KEY_VARIABLE}=…      the key is not written into a file")
+    print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
+
+
+def _ansi_quote(value: str) -> str:
+    """A value with line breaks as bash reads it: $'…'"""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
+
+
 def _as_list(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else value or []
-
-
-def _read_api_keys(key: str | None, file: str | None, operator_key: str | None) -> list[APIKey]:
-    """The keys of the options and of the environment."""
-    from keepleft.serving.http.middleware.auth import APIKey, check_distinct, read_key_file
-
-    key = key or os.environ.get(API_KEY_VARIABLE)
-    operator_key = operator_key or os.environ.get(OPERATOR_KEY_VARIABLE)
-    keys = [APIKey(key)] if key else []
-    if file is not None:
-        keys += read_key_file(file)
-        for key_of_file in keys[1:] if key else ():
-            check_distinct(keys[:1], key_of_file)
-    if operator_key:
-        if not keys:
-            raise ValueError("there is an operator key and no other: give --api-key or --api-key-file too")
-        operator = APIKey(operator_key, operator=True, name="operator")
-        check_distinct(keys, operator)
-        keys.append(operator)
-    return keys

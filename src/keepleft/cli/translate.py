@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keepleft.cli import text_io
-from keepleft.cli.generate_texts import GenerateFlags, generate_texts
+from keepleft.cli.batch_jobs import BatchFlags, is_batch_job
+from keepleft.cli.generate_texts import GenerateFlags, generate_texts, run_generation_job
 from keepleft.cli.option_table import join_words
 from keepleft.cli.paths import installed_weights
 from keepleft.decoding.generation_config import GenerationConfig
@@ -26,6 +27,7 @@ def translate(
     to: str | None = None,
     tag: str | None = None,
     alignments: bool = False,
+    job: BatchFlags = BatchFlags(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Translate texts, with the translator that comes with keepleft or your own model.
 
@@ -49,19 +51,18 @@ def translate(
     if model is None:
         model = shipped_translator()
 
-    def with_language(generator: TextGenerator) -> TextGenerator | Translator:
-        from keepleft.pipelines.translator import TaggedTextGenerator, Translator
+    pivot = SHIPPED_PIVOT if is_shipped else None
+    if is_batch_job(flags.input, flags.output, job):
+        if alignments:
+            raise ValueError("--alignments is not for batch jobs: leave it out, or give one file of texts")
+        return run_generation_job("translate", model, texts, options, flags, job, to=to, tag=tag, pivot=pivot)
 
-        if to is None:
-            if tag is None and not generator.is_encoder_decoder:
-                raise ValueError(
-                    "this model continues texts and does not translate them: take an encoder-decoder, or ask "
-                    'an instruct model, as in keepleft generate MODEL "Translate into French: …"'
-                )
-            return TaggedTextGenerator(**{**vars(generator), "tag": tag})
-        return Translator(generator, to, pivot=SHIPPED_PIVOT if is_shipped else None)
+    def prepare(generator: TextGenerator) -> TextGenerator | Translator:
+        from keepleft.pipelines.text_tasks import for_translation
 
-    return generate_texts(model, texts, options, flags, prepare=with_language, alignments=alignments)
+        return for_translation(generator, to=to, tag=tag, pivot=pivot)
+
+    return generate_texts(model, texts, options, flags, prepare=prepare, alignments=alignments)
 
 
 def _names_model(text: str) -> bool:

@@ -42,11 +42,15 @@ class Predictor:
 
     def classify(self, texts: Sequence[str]) -> Tensor:
         """(texts, labels) probabilities; texts are cut to the model's positions and must not be empty."""
-        max_positions = self.model.design.max_positions
-        rows = [encode_text(self.tokenizer, text)[:max_positions] for text in texts]
+        return self.probabilities(self.encode(texts))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens that the model reads of each text, cut to its positions. Raises ValueError for none."""
+        tokenizer = self.source_tokenizer or self.tokenizer
+        rows = [encode_text(tokenizer, text)[: self.model.design.max_positions] for text in texts]
         if empty := [n for n, row in enumerate(rows) if not row]:
-            raise ValueError(f"text {empty[0]} is empty: there is nothing to classify")
-        return self.probabilities(rows)
+            raise ValueError(f"text {empty[0]} is empty: there is nothing to read")
+        return rows
 
     def probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """(rows, labels) probabilities of rows of tokens. Raises ValueError if the model is no classifier."""
@@ -95,6 +99,18 @@ class Predictor:
         """
         context, tokens, source_tokens = self.encode_for_score(text, source)
         return score_tokens(self.model, context, tokens, source=source_tokens or None)
+
+    def split_source(self, line: str, name: str = "the line") -> tuple[str | None, str]:
+        """The source and the text of a line, which an encoder-decoder wants with a tab between them.
+
+        Raises ValueError, with the `name` of the line, where there is none. Other models have no source.
+        """
+        if not self.model.design.is_encoder_decoder:
+            return None, line
+        source, tab, text = line.partition("\t")
+        if not tab:
+            raise ValueError(f"{name} has no tab: write source and target with a tab between them")
+        return source, text
 
     def encode_for_score(self, text: str, source: str | None) -> tuple[list[int], list[int], list[int]]:
         """What the model reads before a text, the tokens to score, and the source; errors as `score`."""

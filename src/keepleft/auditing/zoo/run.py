@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from keepleft.auditing.report import AuditReport
 
@@ -94,15 +94,24 @@ def _describe_model(report: AuditReport, name: str) -> AuditReport:
 
 
 def run(
-    names: Sequence[str], budget: str = "standard", limit: float = 240.0, workers: int = 1
+    names: Sequence[str],
+    budget: str = "standard",
+    limit: float = 240.0,
+    workers: int = 1,
+    start_method: Literal["fork", "forkserver"] = "fork",
 ) -> Iterator[ZooRow]:
-    """Audit classes in worker processes, and yield a row for each as it finishes. limit: seconds a class."""
+    """Audit classes in worker processes, and yield a row for each as it finishes. limit: seconds a class.
+
+    `start_method`: fork is quicker, forkserver for a process that has threads; spawn where there is neither.
+    """
     import torch
 
     # before any work here: threads that are running at a fork do not exist in the child
     torch.set_num_threads(1)
     start_methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("fork" if "fork" in start_methods else "spawn")
+    context = multiprocessing.get_context(start_method if start_method in start_methods else "spawn")
+    if start_method == "forkserver":
+        multiprocessing.set_forkserver_preload(["keepleft.auditing.zoo.tiny_models"])
     pending = list(reversed(names))
     running = dict[str, tuple[Any, Any, float]]()
     while pending or running:

@@ -23,6 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepleft.serving.http.errors import APIError
 
 PUBLIC_PATHS = frozenset({"/health", "/health/ready", "/health/live"})  # a probe has no key
+# environment variables that have keys
+API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
+OPERATOR_KEY_VARIABLE = "KEEPLEFT_OPERATOR_KEY"
 CHALLENGE = 'Basic realm="keepleft: any name, and the API key as password", charset="UTF-8"'
 
 
@@ -91,6 +94,22 @@ def read_key_file(path: str) -> list[APIKey]:
         keys.append(key)
     if not keys:
         raise ValueError(f"{path} holds no API key: write one on each line")
+    return keys
+
+
+def collect_keys(key: str | None, file: str | None, operator_key: str | None) -> list[APIKey]:
+    """The keys of a server: one for all, those of a file, and the operator's. Raises ValueError."""
+    keys = [APIKey(key)] if key else []
+    if file is not None:
+        keys += read_key_file(file)
+        for key_of_file in keys[1:] if key else ():
+            check_distinct(keys[:1], key_of_file)
+    if operator_key:
+        if not keys:
+            raise ValueError("there is an operator key and no other: give --api-key or --api-key-file too")
+        operator = APIKey(operator_key, operator=True, name="operator")
+        check_distinct(keys, operator)
+        keys.append(operator)
     return keys
 
 

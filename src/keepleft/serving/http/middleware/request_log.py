@@ -27,6 +27,7 @@ DEFAULT_HEADERS = {  # of every response that does not set them itself
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+REPLICA_HEADER = "x-replica"  # which of several servers has answered
 WATCHING_ROUTES = (*PUBLIC_PATHS, "/metrics", "/explore/server")  # asked every few seconds: logged at debug
 MAX_STACK_LINES = 12
 MAX_METHOD_LENGTH = 16  # characters of the method of a request, which may be any word
@@ -72,6 +73,8 @@ class RequestLogMiddleware:
         self.metrics = metrics
         self.log = log
         self.keys = keys
+        named = {} if metrics.replica is None else {REPLICA_HEADER: metrics.replica}
+        self.default_headers = {**DEFAULT_HEADERS, **named}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +94,7 @@ class RequestLogMiddleware:
                     (HEADER, record.request_id.encode()),
                     *(
                         (name.encode(), value.encode())
-                        for name, value in DEFAULT_HEADERS.items()
+                        for name, value in self.default_headers.items()
                         if name.encode() not in present
                     ),
                 ]

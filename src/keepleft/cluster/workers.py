@@ -1,0 +1,47 @@
+"""Workers on a Ray cluster, by Ray Data: each is an actor that is made once and then takes items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from keepleft.cluster.connection import check_resources, connected, errors_in_one_line
+
+Rows = dict[str, Any]  # a list for each column
+
+
+def map_on_workers(
+    make: type[Callable[[Rows], Rows]],
+    arguments: dict[str, Any],
+    items: Sequence[Any],
+    *,
+    workers: int,
+    gpus: float = 0.0,
+    address: str | None = None,
+    items_at_once: int = 1,
+) -> Generator[dict[str, Any], None, None]:
+    """Yield what the workers make of the items, as soon as it is there and in any order.
+
+    `make(**arguments)` is a worker. It is called with {"item": [...]} of `items_at_once` items, and returns
+    as many rows. Where a worker dies, another one is made, and its items are tried again. Raises ValueError
+    if the cluster is too small, ConnectionError if there is none.
+    """
+    if not items:
+        return
+    with connected(address) as ray:
+        check_resources(ray, count=workers, what="workers", gpus=gpus)
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        # each a block of its own, or one worker would get them all
+        dataset = ray.data.from_items([{"item": item} for item in items], override_num_blocks=len(items))
+        results = dataset.map_batches(
+            make,
+            fn_constructor_kwargs=arguments,
+            batch_size=items_at_once,
+            compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
+            num_cpus=1,
+            num_gpus=gpus or None,
+        )
+        with errors_in_one_line("a worker"):
+            yield from results.iter_rows()
