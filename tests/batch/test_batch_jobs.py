@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from keepleft.batch.worker import Worker
 from keepleft.cli import main
 from keepleft.cli.batch_jobs import BatchFlags, is_batch_job
 from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.disk import atomic
 from keepleft.pipelines.predictor import load_predictor
 from keepleft.serving.engine.request import ShuttingDownError
 
@@ -256,15 +256,14 @@ def test_a_job_that_was_stopped_goes_on_with_what_is_missing(
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(models, tmp_path, monkeypatch, capsys):
     write_rows(tmp_path / "a.jsonl", TEXTS[:5])
-    write_bytes = Path.write_bytes
+    sync = atomic.sync
 
-    def full(self, data):
-        if "part-" in self.name:
-            write_bytes(self, data[: len(data) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device", str(self))
-        return write_bytes(self, data)
+    def full(path):
+        if "part-" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        sync(path)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(atomic, "sync", full)
     arguments = ("--input", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--max-new-tokens", 2)
     assert run("generate", models["decoder"], *arguments) == 2
     error = capsys.readouterr()[1].strip().splitlines()[-1]

@@ -82,6 +82,8 @@ def test_a_bad_row_says_what_is_wrong_with_it(tmp_path):
     assert "no object" in found[2].error
     assert found[3].error == "the field 'text' is missing: name it with --field"
     assert "is int, no text" in found[4].error
+    path.write_bytes(b'{"text": "\\ud800", "id": "\\udfff"}\n')
+    assert RowReader().read(str(path), 0, 1) == [rows.Row(None, "", "the text is not Unicode")]
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\nb\xff\n")
     assert "is not UTF-8" in RowReader().read(str(path), 0, 2)[1].error
@@ -158,7 +160,7 @@ def test_an_object_store_has_files_too(bucket):
     assert [RowReader().read(path, 0, 1)[0].text for path in paths] == ["a", "b"]
     assert storage.join("s3://bucket/out", "part") == "s3://bucket/out/part"
     storage.make_folder("s3://bucket/out")
-    storage.write_file("s3://bucket/out/part", b"data")
+    storage.write_file("s3://bucket/out/part", [b"da", b"ta"])
     assert storage.names_in("s3://bucket/out") == ["part"]
     assert storage.names_in("s3://bucket/nothing") == []
     assert storage.read_file("s3://bucket/out/part") == b"data"

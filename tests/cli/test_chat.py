@@ -249,6 +249,7 @@ def test_a_chat_at_a_terminal(terminal, loaded, tmp_path):
             continue
         if process.expect_exact(["> ", pexpect.TIMEOUT], timeout=10) == 0:
             break
+    process.send("\x15")  # Ctrl-U: after several signals readline may still hold the line
     process.sendline("calm")
     process.expect_exact(talk.answer("calm"))
     process.expect_exact("> ")

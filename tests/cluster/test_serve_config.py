@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from batch.jobs import save
 from cluster.processes import WAIT_SECONDS, start_keepleft
 from keepleft.cli import main
 from keepleft.cluster.replicas import DEPLOYMENT, IMPORT_PATH, ReplicaArguments, ReplicaSettings, serve_config
+from keepleft.cluster.serve import cluster_environment, default_environment
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.auth import API_KEY_VARIABLE, APIKey
 from keepleft.serving.http.served_app import ServedAppOptions
@@ -113,6 +116,7 @@ def test_print_config_writes_it_without_the_key(model, capsys, monkeypatch):
     text = capsys.readouterr()[0]
     assert "geheim" not in text
     assert f"#   export {API_KEY_VARIABLE}=…" in text
+    assert "requires_key: true" in text
     assert "RAY_SERVE_ENABLE_HA_PROXY=1" in text
     config = yaml.safe_load(text)
     (application,) = config["applications"]
@@ -129,6 +133,13 @@ def test_what_serve_refuses_without_a_cluster(model, capsys):
     assert "give --replicas N" in refused("--address", "auto")
     assert "--replica names one server" in refused("--replicas", "2", "--replica", "a")
     assert "give names with values" in refused("--replicas", "2", "--autoscaling", "many")
+    assert "--autoscaling has 'max'" in refused("--replicas", "2", "--autoscaling", "{max: 3}")
+    assert "give at least --replicas, 2" in refused("--replicas", "2", "--autoscaling", "{max_replicas: 1}")
+    assert "listen on 127.0.0.1 or on 0.0.0.0" in refused("--replicas", "2", "--host", "127.0.0.2")
+    assert "--port is 0" in refused("--replicas", "2", "--address", "auto", "--port", "0")
+    keyed = refused("--replicas", "2", "--address", "auto", "--api-key", "geheim")
+    assert "KEEPLEFT_API_KEY would pass through" in keyed
+    assert "geheim" not in keyed
 
 
 @pytest.mark.slow
@@ -136,14 +147,15 @@ def test_what_a_cluster_cannot_serve_is_one_line(model):
     pytest.importorskip("ray", reason="needs ray: pip install 'keepleft[ray]'")
 
     def refused(*arguments):
-        process = start_keepleft("serve", model, "--port", "0", *arguments)
+        port = () if "--port" in arguments else ("--port", "0")
+        process = start_keepleft("serve", model, *port, *arguments)
         lines = process.communicate(timeout=WAIT_SECONDS)[1].strip().splitlines()
         assert process.returncode == 2
         assert len(lines) == 2, lines
         assert lines[0].startswith("keepleft: starting")
         return lines[1]
 
-    nowhere = refused("--replicas", "1", "--address", "127.0.0.1:1")
+    nowhere = refused("--replicas", "1", "--address", "127.0.0.1:1", "--port", "8123")
     assert "there is no Ray cluster at '127.0.0.1:1'" in nowhere
     gpus = refused("--replicas", "2", "--gpus-per-replica", "32")
     assert "2 replicas need 64 GPUs, and the cluster has" in gpus
@@ -153,3 +165,24 @@ def test_serve_names_the_remedy_where_ray_is_missing(model, monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", model, "--replicas", "1", "--port", "0"]) == 2
     assert "pip install 'keepleft[ray]'" in capsys.readouterr()[1]
+
+
+def test_the_page_has_every_variable_of_a_cluster():
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8")
+    environment = default_environment()
+    for name, value in environment.items():
+        assert name in page
+        assert value.replace("\n", "\\n") in page
+
+
+@pytest.mark.parametrize("header", ["", "x y", "a\nb", "a)", "x" * 65])
+def test_a_session_header_is_the_name_of_a_header(header):
+    with pytest.raises(ValueError, match="give the name of a header"):
+        default_environment(header)
+
+
+def test_the_secrets_of_a_local_cluster_are_set_while_it_runs(monkeypatch):
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    with cluster_environment("x-session-id", {API_KEY_VARIABLE: "geheim"}):
+        assert os.environ[API_KEY_VARIABLE] == "geheim"
+    assert API_KEY_VARIABLE not in os.environ

@@ -7,6 +7,7 @@ that are missing. Parts are numbered in the order of the rows: sorted by name, t
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +20,7 @@ from keepleft import __version__
 from keepleft.batch import storage
 from keepleft.batch.rows import ID_FIELD, TEXT_FIELD, Row, RowReader, count_rows
 from keepleft.batch.tasks import TaskSpec
+from keepleft.disk.fingerprint import fingerprint
 
 JOB_NAME = "job.json"
 REPORT_NAME = "report.json"
@@ -87,8 +89,8 @@ class Job:
         return [row for piece in part.slices for row in reader.read(*piece)]
 
     def write_part(self, part: Part, records: Sequence[dict[str, Any]]) -> None:
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-        storage.write_file(self.path(part.name), "".join(lines).encode())
+        lines = (f"{json.dumps(record, ensure_ascii=False)}\n".encode() for record in records)
+        storage.write_file(self.path(part.name), lines)
 
     def describe(self) -> dict[str, Any]:
         """What makes it this job: another description gives other results."""
@@ -99,8 +101,9 @@ class Job:
         return {
             VERSION_FIELD: __version__,
             **spec,
-            "model_bytes": _model_bytes(self.spec.model),
-            "files": [list(file) for file in self.files],
+            "model_fingerprint": _model_fingerprint(self.spec.model),
+            "files": [[*file, storage.fingerprint(file[0])] for file in self.files],
+            "part_rows": part_rows(self.num_rows),
             "field": self.field,
             "id_field": self.id_field,
         }
@@ -114,7 +117,10 @@ def make_job(
     Without results in it, it becomes this job. Raises ValueError if a file cannot be read, FileExistsError if
     something else is in the folder.
     """
+    spec = replace(spec, model=storage.absolute(spec.model))  # workers have folders of their own
+    output = storage.absolute(output, may_be_missing=True)
     paths = list(dict.fromkeys(path for pattern in patterns for path in storage.list_files(pattern)))
+    paths = [storage.absolute(path) for path in paths]
     files = tuple((path, count_rows(path, field)) for path in paths)
     storage.make_folder(output)
     names = storage.names_in(output)
@@ -129,7 +135,7 @@ def make_job(
             f"{output} has other files in it, such as {others[0]}: give a new folder with --output"
         )
     job = Job(_with_seed(spec), files, output, field, id_field)
-    storage.write_file(job.path(JOB_NAME), (json.dumps(job.describe(), indent=2) + "\n").encode())
+    storage.write_file(job.path(JOB_NAME), [f"{json.dumps(job.describe(), indent=2)}\n".encode()])
     return job
 
 
@@ -153,10 +159,14 @@ def finish_job(job: Job, *, seconds: float, num_done_before: int, in_order: bool
     """Write the report, and with `in_order` all results in one file; returns the report."""
     num_rows = num_failed = num_tokens = 0
     failures: list[dict[str, Any]] = []
-    ordered: list[bytes] = []
     for part in job.parts:
-        data = storage.read_file(job.path(part.name))
-        for line in data.splitlines():
+        lines = storage.read_file(job.path(part.name)).splitlines()
+        if len(lines) != part.num_rows:
+            raise ValueError(
+                f"{job.path(part.name)} has {len(lines)} rows of {part.num_rows}: delete it, and give the "
+                "command again"
+            )
+        for line in lines:
             record = json.loads(line)
             num_rows += 1
             num_tokens += record.get("num_tokens", 0)
@@ -164,10 +174,10 @@ def finish_job(job: Job, *, seconds: float, num_done_before: int, in_order: bool
                 num_failed += 1
                 if len(failures) < MAX_REPORTED_FAILURES:
                     failures.append({"id": record["id"], "error": record["error"]})
-        if in_order:
-            ordered.append(data)
     if in_order:
-        storage.write_file(job.path(ORDERED_NAME), b"".join(ordered))
+        storage.write_file(
+            job.path(ORDERED_NAME), (storage.read_file(job.path(part.name)) for part in job.parts)
+        )
     report = {
         "task": job.spec.task,
         "model": job.spec.model,
@@ -178,9 +188,8 @@ def finish_job(job: Job, *, seconds: float, num_done_before: int, in_order: bool
         "rows_done_before": num_done_before,
         "failures": failures,
     }
-    storage.write_file(
-        job.path(REPORT_NAME), (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()
-    )
+    text = json.dumps(report, indent=2, ensure_ascii=False)
+    storage.write_file(job.path(REPORT_NAME), [f"{text}\n".encode()])
     return report
 
 
@@ -230,9 +239,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def _model_bytes(model: str) -> int:
-    """The size of a model on disk: another model under the same path is noticed."""
+def _model_fingerprint(model: str) -> str:
+    """Of the files of a model: another one under the same path is noticed."""
     path = Path(model)
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file())
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    digest = hashlib.sha256("".join(f"{file.name} {fingerprint(file)}\n" for file in files).encode())
+    return digest.hexdigest()

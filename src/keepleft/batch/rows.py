@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -71,50 +72,68 @@ class RowReader:
         self.field = field
         self.id_field = id_field
         self.path: str | None = None
-        self.rows: Iterator[Row] = iter(())
+        self.records: Iterator[Any] = iter(())
+        self.to_row: Callable[[Any], Row] = _text_row
         self.position = 0
 
     def read(self, path: str, start: int, count: int) -> list[Row]:
         """Rows `start` to `start + count` of a file. Raises ValueError if it has become shorter."""
         if path != self.path or start < self.position:
-            self.path, self.rows, self.position = path, self._iterate(path), 0
-        skipped = sum(1 for _ in islice(self.rows, start - self.position))
-        rows = list(islice(self.rows, count))
+            self._open(path)
+        skipped = sum(1 for _ in islice(self.records, start - self.position))  # without a look into them
+        rows = [self.to_row(record) for record in islice(self.records, count)]
         self.position += skipped + len(rows)
         if len(rows) < count:
             raise ValueError(f"{path} has only {self.position} rows now: it was changed while the job ran")
         return rows
 
-    def _iterate(self, path: str) -> Iterator[Row]:
-        if file_suffix(path) == PARQUET_SUFFIX:
-            return self._parquet_rows(path)
-        return map(self._json_row if file_suffix(path) == JSON_SUFFIX else _text_row, _read_lines(path))
+    def _open(self, path: str) -> None:
+        # nothing here refers to the reader: without a cycle the file is closed as soon as the reader is gone
+        suffix = file_suffix(path)
+        is_parquet = suffix == PARQUET_SUFFIX
+        to_row = partial(_record_row, field=self.field, id_field=self.id_field)
+        self.path, self.position = path, 0
+        self.records = _parquet_records(path, self.field, self.id_field) if is_parquet else _read_lines(path)
+        json_row = partial(_json_row, to_row=to_row)
+        self.to_row = to_row if is_parquet else json_row if suffix == JSON_SUFFIX else _text_row
 
-    def _json_row(self, line: bytes) -> Row:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return Row(None, "", f"the line is not JSON: {error}")
-        if not isinstance(record, dict):
-            return Row(None, "", "the line is JSON, but no object with a text in it")
-        return self._row(record)
 
-    def _parquet_rows(self, path: str) -> Iterator[Row]:
-        with storage.open_file(path) as file:
-            parquet = _open_parquet(path, file, self.field)
-            columns = [name for name in (self.id_field, self.field) if name in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(PARQUET_BATCH_ROWS, columns=columns):
-                yield from map(self._row, batch.to_pylist())
+def _parquet_records(path: str, field: str, id_field: str) -> Iterator[dict[str, Any]]:
+    with storage.open_file(path) as file:
+        parquet = _open_parquet(path, file, field)
+        columns = [name for name in (id_field, field) if name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(PARQUET_BATCH_ROWS, columns=columns):
+            yield from batch.to_pylist()
 
-    def _row(self, record: dict[str, Any]) -> Row:
-        row_id = record.get(self.id_field)
-        if isinstance(row_id, bool) or not isinstance(row_id, str | int):
-            row_id = None
-        text = record.get(self.field)
-        if isinstance(text, str):
-            return Row(row_id, text)
-        problem = f"is {type(text).__name__}, no text" if self.field in record else "is missing"
-        return Row(row_id, "", f"the field {self.field!r} {problem}: name it with --field")
+
+def _json_row(line: bytes, to_row: Callable[[dict[str, Any]], Row]) -> Row:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Row(None, "", f"the line is not JSON: {error}")
+    if not isinstance(record, dict):
+        return Row(None, "", "the line is JSON, but no object with a text in it")
+    return to_row(record)
+
+
+def _record_row(record: dict[str, Any], field: str, id_field: str) -> Row:
+    row_id = record.get(id_field)
+    if isinstance(row_id, bool) or not isinstance(row_id, str | int) or not _is_unicode(row_id):
+        row_id = None
+    text = record.get(field)
+    if isinstance(text, str):
+        return Row(row_id, text) if _is_unicode(text) else Row(row_id, "", "the text is not Unicode")
+    problem = f"is {type(text).__name__}, no text" if field in record else "is missing"
+    return Row(row_id, "", f"the field {field!r} {problem}: name it with --field")
+
+
+def _is_unicode(value: object) -> bool:
+    """Not so for half of a surrogate pair, which JSON may have and no file."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text_row(line: bytes) -> Row:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, BinaryIO, cast
 
 from keepleft.disk import atomic
+from keepleft.disk.fingerprint import fingerprint as file_fingerprint
 from keepleft.disk.regular_file import open_regular_file
 
 FILE_SCHEME = "file://"
@@ -57,7 +60,8 @@ def names_in(folder: str) -> list[str]:
         selector = FileSelector(path, allow_not_found=True)
         return sorted(info.base_name for info in filesystem.get_file_info(selector))
     local_folder = _local(folder)
-    return sorted(os.listdir(local_folder)) if local_folder.exists() else []
+    names = os.listdir(local_folder) if local_folder.exists() else []
+    return sorted(name for name in names if not name.endswith(atomic.PART_SUFFIX))  # of a process that died
 
 
 def open_file(path: str) -> BinaryIO:
@@ -73,16 +77,41 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-def write_file(path: str, data: bytes) -> None:
-    """Write a file completely or not at all. In an object store, a file is there once it is closed."""
+def write_file(path: str, data: Iterable[bytes]) -> None:
+    """Write a file completely or not at all. In an object store, a file is there once it is closed.
+
+    Two processes may write the same file: one of them wins.
+    """
     if is_remote(path):
         filesystem, remote_path = _filesystem(path)
         with filesystem.open_output_stream(remote_path) as stream:
-            stream.write(data)
+            for piece in data:
+                stream.write(piece)
         return
     local_path = _local(path)
-    with atomic.explain_os_error(str(local_path)), atomic.atomic_file(local_path) as temporary:
-        temporary.write_bytes(data)
+    owner = f".{os.getpid()}-{token_hex(4)}"
+    with (
+        atomic.explain_os_error(str(local_path)),
+        atomic.atomic_file(local_path, owner=owner) as temporary,
+        temporary.open("wb") as file,
+    ):
+        file.writelines(data)
+
+
+def absolute(path: str, *, may_be_missing: bool = False) -> str:
+    """The path from the root of this machine; a URI, and the name of a model on the hub, as it is."""
+    if is_remote(path) or not (may_be_missing or _local(path).exists()):
+        return path
+    return os.path.abspath(_local(path))
+
+
+def fingerprint(path: str) -> str:
+    """Size and checksum of a file, or what an object store says of it instead."""
+    if is_remote(path):
+        filesystem, remote_path = _filesystem(path)
+        info = filesystem.get_file_info(remote_path)
+        return f"{info.size}:{info.mtime_ns}"
+    return file_fingerprint(_local(path))
 
 
 def make_folder(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp
@@ -61,6 +62,7 @@ class LoadedTask:
     def __init__(self, spec: TaskSpec) -> None:
         loaded = load_for_inference(spec.model, dtype=spec.dtype, device=spec.device)
         torch.set_num_threads(spec.threads or best_threads(loaded.model))
+        self.isolation = threading.Lock()
         self.client = EngineClient(make_engine(loaded.model, loaded.tokenizer))
         try:
             self.function = _make_function(spec, loaded, self.client)
@@ -80,12 +82,26 @@ class LoadedTask:
             return self.function(texts, indices)
         except ShuttingDownError:
             raise
+        except Exception:
+            # one thread after the other: a text that brings the engine down fails all that it has
+            with self.isolation:
+                return self._isolate_failures(texts, indices)
+
+    def _isolate_failures(self, texts: Sequence[str], indices: Sequence[int]) -> list[Record]:
+        """Find the texts that fail by halving."""
+        try:
+            return self.function(texts, indices)
+        except ShuttingDownError:
+            raise
         except Exception as error:
             if len(texts) == 1:
                 is_ours = isinstance(error, ValueError)
                 return [{"error": str(error) if is_ours else f"{type(error).__name__}: {error}"}]
             half = len(texts) // 2
-            return self.run(texts[:half], indices[:half]) + self.run(texts[half:], indices[half:])
+            return [
+                *self._isolate_failures(texts[:half], indices[:half]),
+                *self._isolate_failures(texts[half:], indices[half:]),
+            ]
 
     def close(self) -> None:
         self.client.close()
@@ -120,6 +136,7 @@ def _generating_function(spec: TaskSpec, loaded: LoadedModel, client: EngineClie
     if spec.n_best > 1:
         options = options.with_num_sequences(spec.n_best)
     options.check()
+    engine_generator.grammars.compile(engine_generator, options)  # its errors are those of the job
 
     def generate(texts: Sequence[str], indices: Sequence[int]) -> list[Record]:
         filled = [n for n, text in enumerate(texts) if text.strip()]  # a blank text stays as it is
@@ -139,9 +156,10 @@ def _options_of(
     options: GenerationConfig, indices: list[int], generator: TextGenerator | Translator
 ) -> GenerationConfig:
     """The options of these texts: text n of the job has the seed `seed + n`, a translator one for all."""
+    selected = select_options(options, indices)
     if isinstance(options.seed, int) and not isinstance(generator, Translator):
-        return replace(options, seed=[options.seed + n for n in indices])
-    return select_options(options, indices)
+        selected = replace(selected, seed=[options.seed + n for n in indices])
+    return selected
 
 
 def _generation_record(results: list[GenerationResult]) -> Record:

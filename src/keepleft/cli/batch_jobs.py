@@ -59,7 +59,7 @@ def is_batch_job(input: str | None, output: str | None, job: BatchFlags) -> bool
 def run_batch_job(
     spec: TaskSpec, texts: Sequence[str], input: str | None, output: str | None, job_flags: BatchFlags
 ) -> int:
-    """Run a batch job, or go on with the one that is in the folder."""
+    """Run a batch job, or go on with the one that is in the folder. Returns 1 if every row failed."""
     if texts or input in (None, "", "-"):
         raise ValueError("a batch job reads files: give them with --input, as in --input 'texts/*.jsonl'")
     if output in (None, "", "-"):
@@ -88,7 +88,7 @@ def run_batch_job(
     seconds = time.monotonic() - start
     report_fields = finish_job(job, seconds=seconds, num_done_before=num_done, in_order=job_flags.in_order)
     _print_report(report_fields, num_missing, output)
-    return 0
+    return 1 if report_fields["rows"] and report_fields["failed"] == report_fields["rows"] else 0
 
 
 def _check_workers(job_flags: BatchFlags) -> None:

@@ -198,11 +198,7 @@ def serve(
                 file=sys.stderr,
             )
         if not keys and options.allowed_hosts is None:
-            print(
-                f"keepleft: whoever reaches {host} can use this model: set KEEPLEFT_API_KEY, give "
-                "--api-key-file, or --host 127.0.0.1",
-                file=sys.stderr,
-            )
+            print(f"keepleft: {_open_server_warning(host)}", file=sys.stderr)
         Server(
             app,
             service,
@@ -244,8 +240,15 @@ def _serve_replicas(
     if options.replica is not None:
         raise ValueError("--replica names one server: the replicas of --replicas get names of their own")
     arguments = ReplicaArguments(
-        options=replace(options, keys=(), path=os.path.abspath(options.path)),
-        api_key_file=api_key_file and os.path.abspath(api_key_file),
+        options=replace(
+            options,
+            keys=(),
+            path=_absolute(options.path),
+            runs=options.runs and _absolute(options.runs),
+            compare=options.compare and _absolute(options.compare),
+        ),
+        api_key_file=api_key_file and _absolute(api_key_file),
+        requires_key=bool(options.keys),
     )
     settings = ReplicaSettings(
         replicas=replicas,
@@ -254,26 +257,39 @@ def _serve_replicas(
         host=host,
         port=port,
         shutdown_timeout=shutdown_timeout,
-        autoscaling=_parse_autoscaling(autoscaling),
-        environment=None if print_config else secrets,
+        autoscaling=_parse_autoscaling(autoscaling, replicas),
     )
     if print_config:
-        _print_config(serve_config(arguments, settings), session_header, bool(secrets))
+        _print_config(serve_config(arguments, settings), session_header, list(secrets))
         return 0
+    if host not in ("127.0.0.1", "localhost", "0.0.0.0"):
+        raise ValueError(f"--host is {host!r}: replicas listen on 127.0.0.1 or on 0.0.0.0")
+    if address is not None and secrets:
+        raise ValueError(
+            f"{' and '.join(secrets)} would pass through the cluster's log: put the keys into a file that "
+            "all machines have (--api-key-file)"
+        )
+    if address is not None and not port:
+        raise ValueError("--port is 0: on a cluster give the port that its machines listen on")
+    if not options.keys and options.allowed_hosts is None:
+        print(f"keepleft: {_open_server_warning(host)}", file=sys.stderr)
     from keepleft.cluster.memory import process_memory_lines
     from keepleft.cluster.serve import running_replicas
 
     print(f"keepleft: starting {replicas} replicas …", file=sys.stderr)
     with (
-        _signals() as stop,
-        running_replicas(arguments, settings, address=address, session_header=session_header) as bound_port,
+        running_replicas(
+            arguments, settings, address=address, session_header=session_header, secrets=secrets
+        ) as bound_port,
+        _signals() as stop,  # Ray has put its own in place
     ):
         base_url = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
         for line in process_memory_lines():
             print(f"keepleft: {line}", file=sys.stderr)
         message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
         print(message, file=sys.stderr, flush=True)
-        stop.wait()
+        while not stop.wait(1.0):
+            continue
         print("keepleft: shutting down the replicas", file=sys.stderr, flush=True)
     return 0
 
@@ -296,7 +312,10 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _parse_autoscaling(text: str | None) -> dict[str, Any] | None:
+def _parse_autoscaling(text: str | None, replicas: int) -> dict[str, Any] | None:
+    """The settings. Raises ValueError for names that Ray Serve would pass over, and too low a maximum."""
+    from keepleft.cluster.replicas import AUTOSCALING_NAMES
+
     if text is None:
         return None
     import yaml
@@ -310,22 +329,39 @@ def _parse_autoscaling(text: str | None) -> dict[str, Any] | None:
             f"--autoscaling is {text!r}: give names with values, as in '{{max_replicas: 8, "
             "target_ongoing_requests: 16}}'"
         )
+    if unknown := sorted(values.keys() - AUTOSCALING_NAMES):
+        known = ", ".join(sorted(AUTOSCALING_NAMES))
+        raise ValueError(f"--autoscaling has {unknown[0]!r}: there are {known}")
+    maximum = values.get("max_replicas")
+    if not isinstance(maximum, int) or maximum < replicas:
+        raise ValueError(f"max_replicas of --autoscaling is {maximum}: give at least --replicas, {replicas}")
     return values
 
 
-def _print_config(config: dict[str, Any], session_header: str, has_secrets: bool) -> None:
+def _absolute(path: str) -> str:
+    """The path from the root; the name of a model on the hub as it is."""
+    return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def _open_server_warning(host: str) -> str:
+    return (
+        f"whoever reaches {host} can use this model: set KEEPLEFT_API_KEY, give --api-key-file, or "
+        "--host 127.0.0.1"
+    )
+
+
+def _print_config(config: dict[str, Any], session_header: str, secrets: list[str]) -> None:
     import yaml
 
     from keepleft.cluster.serve import default_environment
-    from keepleft.serving.http.middleware.auth import API_KEY_VARIABLE
 
     print(
         "# serve deploy FILE; or, in KubeRay's RayService, as serveConfigV2. Before ray start, on every node:"
     )
     for name, value in default_environment(session_header).items():
         print(f"#   export {name}={shlex.quote(value) if chr(10) not in value else _ansi_quote(value)}")
-    if has_secrets:
-        print(f"#   export {API_KEY_VARIABLE}=…      the key is not written into a file")
+    for name in secrets:
+        print(f"#   export {name}=…      the key is not written into a file")
     print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
 
 

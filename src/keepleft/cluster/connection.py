@@ -46,10 +46,11 @@ def _drop(data: object, stream: object, ignore_prefix: object) -> None:
 def errors_in_one_line(what: str) -> Iterator[None]:
     """Raise OSError with one line of an error of Ray, which shows all that happened in all its processes."""
     from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
 
     try:
         yield
-    except RayError as error:
+    except (RayError, RayServeException, RuntimeError) as error:
         raise OSError(f"{what} could not go on: {_last_line(error)}") from None
 
 
@@ -65,10 +66,13 @@ def connected(address: str | None, *, num_cpus: int | None = None) -> Iterator[M
     `num_cpus`: what a cluster of this machine says it has, if not all of them. Raises ConnectionError.
     """
     ray = import_ray()
+    from ray.exceptions import RayError
+
     if ray.is_initialized():
         yield ray
         return
-    options = {"include_dashboard": False} if address is None else {"address": address}
+    # "local": not the cluster that RAY_ADDRESS or an earlier `ray start` names
+    options = {"address": "local", "include_dashboard": False} if address is None else {"address": address}
     if address is None and num_cpus is not None:
         options["num_cpus"] = num_cpus  # type: ignore[assignment]
     try:
@@ -76,7 +80,7 @@ def connected(address: str | None, *, num_cpus: int | None = None) -> Iterator[M
             _check_reachable(address)
         with _without_stderr():  # of Ray's C++ part, which tells of its log level
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = "on this machine" if address is None else f"at {address!r}"
         raise ConnectionError(

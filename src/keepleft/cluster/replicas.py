@@ -28,15 +28,22 @@ IMPORT_PATH = "keepleft.cluster.replicas:build_application"
 HEALTH_CHECK_SECONDS = 5.0
 HEALTH_CHECK_TIMEOUT_SECONDS = 30.0
 MAX_CONSTRUCTOR_RETRIES = 3
+AUTOSCALING_NAMES = frozenset(  # settings of Ray Serve; the least number of replicas is --replicas
+    "max_replicas initial_replicas target_ongoing_requests metrics_interval_s look_back_period_s "
+    "upscale_delay_s downscale_delay_s upscaling_factor downscaling_factor".split()
+)
 LIMIT_NAMES = frozenset(field.name for field in fields(Limits))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaArguments:
-    """`options`: of the app, without keys; `api_key_file`: a path that every replica sees."""
+    """`options`: of the app, without keys; `api_key_file`: a path that every replica sees; `requires_key`: a
+    replica that finds no key does not start.
+    """
 
     options: ServedAppOptions
     api_key_file: str | None = None
+    requires_key: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; those that are as by default are left out."""
@@ -52,6 +59,8 @@ class ReplicaArguments:
             values["allowed_hosts"] = sorted(self.options.allowed_hosts)
         if self.api_key_file is not None:
             values["api_key_file"] = self.api_key_file
+        if self.requires_key:
+            values["requires_key"] = True
         return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 
     @classmethod
@@ -60,6 +69,7 @@ class ReplicaArguments:
         values = dict(values)
         known = {field.name for field in fields(ServedAppOptions)} - {"keys"}
         api_key_file = values.pop("api_key_file", None)
+        requires_key = bool(values.pop("requires_key", False))
         if unknown := sorted(values.keys() - known):
             raise ValueError(
                 f"args has {unknown[0]!r}, which no replica knows: there are {', '.join(sorted(known))}"
@@ -73,7 +83,7 @@ class ReplicaArguments:
         if values.get("allowed_hosts") is not None:
             values["allowed_hosts"] = frozenset(values["allowed_hosts"])
         values["allowed_origins"] = tuple(values.get("allowed_origins", ()))
-        return cls(options=ServedAppOptions(**values), api_key_file=api_key_file)
+        return cls(options=ServedAppOptions(**values), api_key_file=api_key_file, requires_key=requires_key)
 
 
 class Replica:
@@ -86,6 +96,8 @@ class Replica:
         keys = collect_keys(
             os.environ.get(API_KEY_VARIABLE), arguments.api_key_file, os.environ.get(OPERATOR_KEY_VARIABLE)
         )
+        if arguments.requires_key and not keys:
+            raise ValueError(f"this replica must have an API key: set {API_KEY_VARIABLE} before ray start")
         name = serve.get_replica_context().replica_id.unique_id
         options = replace(arguments.options, keys=tuple(keys), replica=name)
         self.stack = ExitStack()
@@ -134,8 +146,7 @@ def build_application(values: dict[str, Any]) -> Application:
 class ReplicaSettings:
     """How many replicas, and what each gets.
 
-    `autoscaling`: what Ray Serve's AutoscalingConfig takes, instead of a fixed number; `environment`:
-    variables of the replicas.
+    `autoscaling`: what Ray Serve's AutoscalingConfig takes, instead of a fixed number.
     """
 
     replicas: int = 1
@@ -145,7 +156,6 @@ class ReplicaSettings:
     port: int = 8000
     shutdown_timeout: float = 30.0
     autoscaling: dict[str, Any] | None = None
-    environment: dict[str, str] | None = None
 
     def deployment_options(self, limits: Limits) -> dict[str, Any]:
         """The options of the deployment, as Ray Serve and its configuration files name them.
@@ -154,8 +164,6 @@ class ReplicaSettings:
         server has its limit of connections.
         """
         actor: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        if self.environment:
-            actor["runtime_env"] = {"env_vars": dict(self.environment)}
         scale: dict[str, Any] = (
             {"num_replicas": self.replicas}
             if self.autoscaling is None

@@ -7,6 +7,7 @@ from typing import Any
 
 from keepleft.cluster.connection import check_resources, connected, errors_in_one_line
 
+MAX_RESTARTS = 5  # of a worker, and tries of its items: some kill whoever takes them
 Rows = dict[str, Any]  # a list for each column
 
 
@@ -42,6 +43,8 @@ def map_on_workers(
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
             num_cpus=1,
             num_gpus=gpus or None,
+            max_restarts=MAX_RESTARTS,
+            max_task_retries=MAX_RESTARTS,
         )
         with errors_in_one_line("a worker"):
             yield from results.iter_rows()

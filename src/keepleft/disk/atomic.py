@@ -19,10 +19,11 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, *, owner: str = "") -> Iterator[Path]:
     """A temporary path to write to; it becomes `path` on success and is removed on an error.
 
-    Raises OSError, which names `path`, if it cannot be written.
+    `owner`: part of its name, where several processes may write the same file. Raises OSError, which names
+    `path`, if it cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
@@ -30,7 +31,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise FileNotFoundError(
             f"{path} cannot be written, as there is no folder {path.parent}: create it, or name another"
         )
-    temporary = path.with_name(path.name + PART_SUFFIX)
+    temporary = path.with_name(path.name + owner + PART_SUFFIX)
     try:
         yield temporary
         sync(temporary)
