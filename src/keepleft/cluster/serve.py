@@ -17,7 +17,13 @@ from types import MappingProxyType
 from typing import Any
 
 from keepleft.cluster.connection import check_resources, connected, errors_in_one_line, import_ray
-from keepleft.cluster.replicas import APPLICATION, ReplicaArguments, ReplicaSettings, build_application
+from keepleft.cluster.replicas import (
+    APPLICATION,
+    DEPLOYMENT,
+    ReplicaArguments,
+    ReplicaSettings,
+    build_application,
+)
 
 HAPROXY_VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 SESSION_HEADER_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
