@@ -14,6 +14,7 @@ import yaml
 from batch.jobs import save
 from cluster.processes import WAIT_SECONDS, start_keepleft
 from keepleft.cli import main
+from keepleft.cluster import replicas
 from keepleft.cluster.replicas import DEPLOYMENT, IMPORT_PATH, ReplicaArguments, ReplicaSettings, serve_config
 from keepleft.cluster.serve import cluster_environment, default_environment
 from keepleft.serving.http.limits import Limits
@@ -82,6 +83,14 @@ def test_limits_of_ray_lie_above_those_of_the_app():
         "max_replicas": 8,
         "target_ongoing_requests": 4,
     }
+
+
+@pytest.mark.parametrize(
+    ("installed", "has_429"), [("2.56.0", False), ("2.60.0", True), ("3.0.0.dev0", True)]
+)
+def test_older_versions_of_ray_get_no_option_that_they_do_not_know(monkeypatch, installed, has_429):
+    monkeypatch.setattr(replicas, "version", lambda name: installed)
+    assert ("backpressure_config" in ReplicaSettings().deployment_options(Limits())) == has_429
 
 
 def test_the_configuration_is_one_that_ray_serve_takes(model, tmp_path):

@@ -10,6 +10,7 @@ import json
 import os
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from keepleft.cluster.connection import import_ray
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 APPLICATION = "keepleft"
 DEPLOYMENT = "replica"
 IMPORT_PATH = "keepleft.cluster.replicas:build_application"
+BACKPRESSURE_VERSION = (2, 59)  # of Ray, from which its 503 can be a 429
 HEALTH_CHECK_SECONDS = 5.0
 HEALTH_CHECK_TIMEOUT_SECONDS = 30.0
 MAX_CONSTRUCTOR_RETRIES = 3
@@ -142,6 +144,17 @@ def build_application(values: dict[str, Any]) -> Application:
     return deployment.bind(values)  # type: ignore[no-any-return]
 
 
+def backpressure_options() -> dict[str, Any]:
+    """429 where Ray Serve itself has too many requests; older versions of it always answer with 503."""
+    try:
+        installed = tuple(map(int, version("ray").split(".")[:2]))
+    except (PackageNotFoundError, ValueError):  # the cluster may have it
+        installed = BACKPRESSURE_VERSION
+    if installed < BACKPRESSURE_VERSION:
+        return {}
+    return {"backpressure_config": {"status_code": 429, "retry_after_s": 1.0}}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSettings:
     """How many replicas, and what each gets.
@@ -174,7 +187,7 @@ class ReplicaSettings:
             "ray_actor_options": actor,
             "max_ongoing_requests": limits.connections,
             "max_queued_requests": limits.connections,
-            "backpressure_config": {"status_code": 429, "retry_after_s": 1.0},
+            **backpressure_options(),
             "graceful_shutdown_timeout_s": self.shutdown_timeout,
             "health_check_period_s": HEALTH_CHECK_SECONDS,
             "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_SECONDS,
