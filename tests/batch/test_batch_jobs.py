@@ -14,7 +14,7 @@ from keepleft.batch import job as job_module
 from keepleft.batch import local, storage
 from keepleft.batch.job import make_job
 from keepleft.batch.tasks import LoadedTask, TaskSpec
-from keepleft.batch.worker import Worker
+from keepleft.batch.worker import BatchWorker
 from keepleft.cli import main
 from keepleft.cli.batch_jobs import BatchFlags, is_batch_job
 from keepleft.decoding.generation_config import GenerationConfig
@@ -281,7 +281,7 @@ def test_an_engine_that_has_ended_ends_the_job(models, tmp_path):
         [str(write_rows(tmp_path / "a.txt", TEXTS[:5]))],
         str(tmp_path / "out"),
     )
-    worker = Worker(job)
+    worker = BatchWorker(job)
     worker.close()
     with pytest.raises(ShuttingDownError):
         worker.run(job.parts[0])

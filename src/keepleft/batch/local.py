@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 
 from keepleft.batch.job import Job, Part
-from keepleft.batch.worker import PARTS_AT_ONCE, PartReport, Worker
+from keepleft.batch.worker import PARTS_AT_ONCE, BatchWorker, PartReport
 
 
 def run_parts(job: Job, parts: Sequence[Part]) -> Generator[PartReport, None, None]:
     """Run the parts, and yield a report as each is done."""
     if not parts:
         return
-    with closing(Worker(job)) as worker, ThreadPoolExecutor(PARTS_AT_ONCE, "keepleft batch") as threads:
+    with closing(BatchWorker(job)) as worker, ThreadPoolExecutor(PARTS_AT_ONCE, "keepleft batch") as threads:
         futures = [threads.submit(worker.run, part) for part in parts]
         try:
             for future in as_completed(futures):

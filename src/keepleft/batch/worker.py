@@ -21,7 +21,7 @@ class PartReport(NamedTuple):
     num_tokens: int
 
 
-class Worker:
+class BatchWorker:
     """`run` may be called from several threads."""
 
     def __init__(self, job: Job) -> None:

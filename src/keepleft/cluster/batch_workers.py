@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from keepleft.batch.job import Job, Part
-from keepleft.batch.worker import PARTS_AT_ONCE, PartReport, Worker
+from keepleft.batch.worker import PARTS_AT_ONCE, BatchWorker, PartReport
 from keepleft.cluster.workers import Rows, map_on_workers
 
 
@@ -19,7 +19,7 @@ class PartRunner:
 
     def __init__(self, job: Job) -> None:
         self.parts = {part.number: part for part in job.parts}
-        self.worker = Worker(job)
+        self.worker = BatchWorker(job)
         self.threads = ThreadPoolExecutor(PARTS_AT_ONCE, "keepleft batch")
 
     def __call__(self, rows: Rows) -> Rows:

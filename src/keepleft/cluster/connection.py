@@ -60,7 +60,7 @@ def _last_line(error: Exception) -> str:
 
 
 @contextmanager
-def connected(address: str | None, *, num_cpus: int | None = None) -> Iterator[ModuleType]:
+def ray_connection(address: str | None, *, num_cpus: int | None = None) -> Iterator[ModuleType]:
     """Ray, connected to the cluster at an address; without one, to a cluster of this machine alone.
 
     `num_cpus`: what a cluster of this machine says it has, if not all of them. Raises ConnectionError.

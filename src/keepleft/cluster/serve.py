@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keepleft.cluster.connection import check_resources, connected, errors_in_one_line, import_ray
+from keepleft.cluster.connection import check_resources, errors_in_one_line, import_ray, ray_connection
 from keepleft.cluster.replicas import (
     APPLICATION,
     DEPLOYMENT,
@@ -110,7 +110,7 @@ def running_replicas(
     """
     with cluster_environment(session_header, secrets) if address is None else nullcontext():
         import_ray()
-        with connected(address) as ray:
+        with ray_connection(address) as ray:
             count = settings.replicas
             check_resources(ray, count=count, what="replicas", gpus=settings.gpus, cpus=settings.cpus)
             if not settings.port:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from keepleft.cluster.connection import check_resources, connected, errors_in_one_line
+from keepleft.cluster.connection import check_resources, errors_in_one_line, ray_connection
 
 MAX_RESTARTS = 5  # of a worker, and tries of its items: some kill whoever takes them
 Rows = dict[str, Any]  # a list for each column
@@ -29,7 +29,7 @@ def map_on_workers(
     """
     if not items:
         return
-    with connected(address) as ray:
+    with ray_connection(address) as ray:
         check_resources(ray, count=workers, what="workers", gpus=gpus)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
