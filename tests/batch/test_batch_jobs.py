@@ -355,6 +355,9 @@ def test_what_makes_a_batch_job(tmp_path, monkeypatch, input, output, flags, is_
         (tmp_path / name).touch()
     (tmp_path / "folder").mkdir()
     assert is_batch_job(input, output, BatchFlags(**flags)) == is_batch
+    if not is_batch:
+        with pytest.raises(ValueError, match="--field, --id-field and --gpus-per-worker are for batch jobs"):
+            is_batch_job(input, output, BatchFlags(**flags, field="prompt"))
 
 
 def test_no_rows_are_a_job_too(models, tmp_path):

@@ -43,7 +43,21 @@ class BatchFlags:
 
 
 def is_batch_job(input: str | None, output: str | None, job: BatchFlags) -> bool:
-    """Whether the files are for a batch job: not one plain file of texts in, and one out."""
+    """Whether the files are for a batch job: not one plain file of texts in, and one out.
+
+    Raises ValueError for options of a batch job without one.
+    """
+    if _asks_for_batch_job(input, output, job):
+        return True
+    if job != BatchFlags():
+        raise ValueError(
+            "--field, --id-field and --gpus-per-worker are for batch jobs: give --input with a pattern, or "
+            "with a .jsonl, .parquet or .gz file"
+        )
+    return False
+
+
+def _asks_for_batch_job(input: str | None, output: str | None, job: BatchFlags) -> bool:
     if job.workers is not None or job.address is not None or job.in_order:
         return True
     if input in (None, "", "-"):
