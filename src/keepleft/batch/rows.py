@@ -107,6 +107,8 @@ def _parquet_records(path: str, field: str, id_field: str) -> Iterator[dict[str,
 
 
 def _json_row(line: bytes, to_row: Callable[[dict[str, Any]], Row]) -> Row:
+    if not line.strip():
+        return Row(None, "", "the line is empty")
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -276,7 +276,8 @@ def _serve_replicas(
     from keepleft.cluster.memory import process_memory_lines
     from keepleft.cluster.serve import running_replicas
 
-    print(f"keepleft: starting {replicas} replicas …", file=sys.stderr)
+    what = "a replica" if replicas == 1 else f"{replicas} replicas"
+    print(f"keepleft: starting {what}, which takes a while …", file=sys.stderr, flush=True)
     with (
         running_replicas(
             arguments, settings, address=address, session_header=session_header, secrets=secrets
