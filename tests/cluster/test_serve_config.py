@@ -195,3 +195,7 @@ def test_the_secrets_of_a_local_cluster_are_set_while_it_runs(monkeypatch):
     with cluster_environment("x-session-id", {API_KEY_VARIABLE: "geheim"}):
         assert os.environ[API_KEY_VARIABLE] == "geheim"
     assert API_KEY_VARIABLE not in os.environ
+    monkeypatch.setenv(API_KEY_VARIABLE, "another")
+    with cluster_environment("x-session-id", {API_KEY_VARIABLE: "geheim"}):
+        assert os.environ[API_KEY_VARIABLE] == "geheim"  # the option goes before the variable
+    assert os.environ[API_KEY_VARIABLE] == "another"

@@ -95,8 +95,7 @@ class Job:
     def describe(self) -> dict[str, Any]:
         """What makes it this job: another description gives other results."""
         spec = asdict(self.spec)
-        for name in ("device", "threads"):
-            del spec[name]
+        del spec["device"]
         spec["options"] = {name: value for name, value in spec["options"].items() if value is not None}
         return {
             VERSION_FIELD: __version__,
@@ -126,7 +125,7 @@ def make_job(
     names = storage.names_in(output)
     if any(name.startswith(PART_PREFIX) for name in names) and JOB_NAME in names:
         saved = json.loads(storage.read_file(storage.join(output, JOB_NAME)))
-        spec = _with_saved_seed(spec, saved)
+        spec = _with_seed(spec, saved["options"]["seed"])
         job = Job(spec, files, output, field, id_field)
         _check_same_job(output, saved, json.loads(json.dumps(job.describe())))
         return job
@@ -134,7 +133,7 @@ def make_job(
         raise FileExistsError(
             f"{output} has other files in it, such as {others[0]}: give a new folder with --output"
         )
-    job = Job(_with_seed(spec), files, output, field, id_field)
+    job = Job(_with_seed(spec, randbits(SEED_BITS)), files, output, field, id_field)
     storage.write_file(job.path(JOB_NAME), [f"{json.dumps(job.describe(), indent=2)}\n".encode()])
     return job
 
@@ -210,16 +209,9 @@ def _cut(files: Sequence[tuple[str, int]], size: int) -> Iterator[Part]:
         yield Part(number, first_row, tuple(slices))
 
 
-def _with_seed(spec: TaskSpec) -> TaskSpec:
-    """A sampling job has a seed, so that it can go on where it was."""
+def _with_seed(spec: TaskSpec, seed: int) -> TaskSpec:
+    """With this seed if the user has given none: a job has one, so that it can go on where it was."""
     if spec.options.seed is not None:
-        return spec
-    return replace(spec, options=replace(spec.options, seed=randbits(SEED_BITS)))
-
-
-def _with_saved_seed(spec: TaskSpec, saved: dict[str, Any]) -> TaskSpec:
-    seed = saved.get("options", {}).get("seed")
-    if spec.options.seed is not None or seed is None:
         return spec
     return replace(spec, options=replace(spec.options, seed=seed))
 

@@ -48,7 +48,6 @@ class TaskSpec:
     n_best: int = 1
     dtype: str | None = None
     device: str | None = None
-    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class LoadedTask:
 
     def __init__(self, spec: TaskSpec) -> None:
         loaded = load_for_inference(spec.model, dtype=spec.dtype, device=spec.device)
-        torch.set_num_threads(spec.threads or best_threads(loaded.model))
+        torch.set_num_threads(best_threads(loaded.model))
         self.isolation = threading.Lock()
         self.client = EngineClient(make_engine(loaded.model, loaded.tokenizer))
         try:

@@ -60,10 +60,10 @@ def _last_line(error: Exception) -> str:
 
 
 @contextmanager
-def ray_connection(address: str | None, *, num_cpus: int | None = None) -> Iterator[ModuleType]:
+def ray_connection(address: str | None) -> Iterator[ModuleType]:
     """Ray, connected to the cluster at an address; without one, to a cluster of this machine alone.
 
-    `num_cpus`: what a cluster of this machine says it has, if not all of them. Raises ConnectionError.
+    Raises ConnectionError.
     """
     ray = import_ray()
     from ray.exceptions import RayError
@@ -73,8 +73,6 @@ def ray_connection(address: str | None, *, num_cpus: int | None = None) -> Itera
         return
     # "local": not the cluster that RAY_ADDRESS or an earlier `ray start` names
     options = {"address": "local", "include_dashboard": False} if address is None else {"address": address}
-    if address is None and num_cpus is not None:
-        options["num_cpus"] = num_cpus  # type: ignore[assignment]
     try:
         if address is not None:
             _check_reachable(address)

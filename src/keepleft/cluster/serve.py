@@ -76,21 +76,22 @@ def cluster_environment(session_header: str, secrets: Mapping[str, str] = NO_SEC
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
-        **secrets,
     }
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in values.items() if name not in before} | dict(secrets))
     try:
         yield
     finally:
-        for name in added:
+        for name in {*values, *secrets}:
             os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     with socket.socket() as listener:
-        listener.bind((host, 0))
+        listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
@@ -105,8 +106,8 @@ def running_replicas(
 ) -> Iterator[int]:
     """Replicas that are ready; yields the port. At the end they are taken down.
 
-    Raises ValueError if the cluster is too small for them, ConnectionError if there is none, RuntimeError if
-    they do not start.
+    Raises ValueError if the cluster is too small for them, ConnectionError if there is none, OSError if they
+    do not start.
     """
     with cluster_environment(session_header, secrets) if address is None else nullcontext():
         import_ray()
@@ -165,7 +166,7 @@ def _wait_until_served(settings: ReplicaSettings) -> None:
     """Wait until a request reaches a replica: the proxy learns of them a moment later."""
     import http.client
 
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         connection = http.client.HTTPConnection(host, settings.port, timeout=5)
