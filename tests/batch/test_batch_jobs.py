@@ -191,9 +191,14 @@ def test_a_bad_row_neither_stops_the_job_nor_is_lost(models, tmp_path, capsys):
         failed = {record["id"]: record["error"] for record in records if "error" in record}
         assert {3, 99} <= failed.keys() <= {3, "long", 99}
         assert "is not JSON" in failed[3]
+        assert {3: "{", 99: rows[20]}.items() <= {row["id"]: row["input"] for row in records}.items()
         report = json.loads((tmp_path / folder / "report.json").read_text())
         assert (report["rows"], report["failed"]) == (30, len(failed))
         assert {failure["id"]: failure["error"] for failure in report["failures"]} == failed
+        lines = {failure["id"]: failure["line"] for failure in report["failures"]}
+        assert {3: 4, 99: 21}.items() <= lines.items()
+        assert {failure["file"] for failure in report["failures"]} == {str(tmp_path / "a.jsonl")}
+    assert f"{tmp_path / 'a.jsonl'}:4: the line is not JSON" in error
 
 
 def test_an_error_of_the_model_is_the_error_of_its_row(models, tmp_path, monkeypatch):
@@ -252,6 +257,38 @@ def test_a_job_that_was_stopped_goes_on_with_what_is_missing(
     assert_same(read_results(tmp_path / "out"), read_results(tmp_path / "whole"))
     assert run(*stopped) == 0
     assert "all rows are done already" in capsys.readouterr()[1]
+
+
+def test_parts_with_failed_rows_are_done_again_where_asked(
+    models, tmp_path, small_parts, monkeypatch, capsys
+):
+    write_rows(tmp_path / "a.jsonl", TEXTS[:40])
+    run_task = LoadedTask.run
+
+    def fail_once(self, texts, indices):
+        records = run_task(self, texts, indices)
+        return [
+            {"error": "out of memory"} if n == 20 else row for n, row in zip(indices, records, strict=True)
+        ]
+
+    arguments = (
+        "classify",
+        models["classifier"],
+        "--input",
+        tmp_path / "a.jsonl",
+        "--output",
+        tmp_path / "out",
+    )
+    monkeypatch.setattr(LoadedTask, "run", fail_once)
+    assert run(*arguments) == 0
+    monkeypatch.setattr(LoadedTask, "run", run_task)
+    assert run(*arguments) == 0
+    first_part = (tmp_path / "out" / "part-000000.jsonl").stat().st_mtime_ns
+    assert "a.jsonl:21: out of memory" in capsys.readouterr()[1]
+    assert run(*arguments, "--retry-failed") == 0
+    assert "failed" not in capsys.readouterr()[1]
+    assert not any("error" in record for record in read_results(tmp_path / "out"))
+    assert (tmp_path / "out" / "part-000000.jsonl").stat().st_mtime_ns == first_part
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(models, tmp_path, monkeypatch, capsys):

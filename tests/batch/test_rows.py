@@ -83,7 +83,7 @@ def test_a_bad_row_says_what_is_wrong_with_it(tmp_path):
     assert found[3].error == "the field 'text' is missing: name it with --field"
     assert "is int, no text" in found[4].error
     path.write_bytes(b'{"text": "\\ud800", "id": "\\udfff"}\n')
-    assert RowReader().read(str(path), 0, 1) == [rows.Row(None, "", "the text is not Unicode")]
+    assert RowReader().read(str(path), 0, 1) == [rows.Row(None, "?", "the text is not Unicode")]
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\nb\xff\n")
     assert "is not UTF-8" in RowReader().read(str(path), 0, 2)[1].error

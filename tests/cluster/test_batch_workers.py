@@ -90,7 +90,7 @@ def test_what_a_cluster_cannot_do_is_one_line(models, tmp_path):
     many = refused("--output", tmp_path / "y", "--workers", "1000")
     assert "1000 workers need 1000 CPUs, and the cluster has" in many
     gpus = refused("--output", tmp_path / "z", "--workers", "1", "--gpus-per-worker", "64")
-    assert "1 workers need 64 GPUs, and the cluster has" in gpus
+    assert "a worker needs 64 GPUs, and the cluster has" in gpus
 
 
 def test_without_ray_the_remedy_is_named(models, tmp_path, monkeypatch, capsys):

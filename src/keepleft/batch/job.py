@@ -58,6 +58,14 @@ class Part(NamedTuple):
     def num_rows(self) -> int:
         return sum(piece.num_rows for piece in self.slices)
 
+    def locate(self, n: int) -> tuple[str, int]:
+        """The file of the part's row `n`, and its line there, counted from 1."""
+        for piece in self.slices:
+            if n < piece.num_rows:
+                return piece.path, piece.start + n + 1
+            n -= piece.num_rows
+        raise IndexError(n)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -80,10 +88,18 @@ class Job:
     def path(self, name: str) -> str:
         return storage.join(self.output, name)
 
-    def missing_parts(self) -> list[Part]:
-        """The parts that are not done yet."""
+    def missing_parts(self, *, retry_failed: bool = False) -> list[Part]:
+        """The parts that are not done yet; with `retry_failed` also those with rows that failed."""
         names = set(storage.names_in(self.output))
-        return [part for part in self.parts if part.name not in names]
+        return [
+            part
+            for part in self.parts
+            if part.name not in names or (retry_failed and self._has_failures(part))
+        ]
+
+    def _has_failures(self, part: Part) -> bool:
+        lines = storage.read_file(self.path(part.name)).splitlines()
+        return any("error" in json.loads(line) for line in lines)
 
     def read_part(self, part: Part, reader: RowReader) -> list[Row]:
         return [row for piece in part.slices for row in reader.read(*piece)]
@@ -165,14 +181,17 @@ def finish_job(job: Job, *, seconds: float, num_done_before: int, in_order: bool
                 f"{job.path(part.name)} has {len(lines)} rows of {part.num_rows}: delete it, and give the "
                 "command again"
             )
-        for line in lines:
+        for n, line in enumerate(lines):
             record = json.loads(line)
             num_rows += 1
             num_tokens += record.get("num_tokens", 0)
             if "error" in record:
                 num_failed += 1
                 if len(failures) < MAX_REPORTED_FAILURES:
-                    failures.append({"id": record["id"], "error": record["error"]})
+                    path, number = part.locate(n)
+                    failures.append(
+                        {"id": record["id"], "file": path, "line": number, "error": record["error"]}
+                    )
     if in_order:
         storage.write_file(
             job.path(ORDERED_NAME), (storage.read_file(job.path(part.name)) for part in job.parts)

@@ -21,12 +21,13 @@ SUFFIXES = (TEXT_SUFFIX, JSON_SUFFIX, PARQUET_SUFFIX)
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # a file without line breaks must not fill the memory
 PARQUET_BATCH_ROWS = 1024
+MAX_SHOWN_BYTES = 400  # of a line that is no row
 TEXT_FIELD = "text"
 ID_FIELD = "id"
 
 
 class Row(NamedTuple):
-    """A row: its text, or why it has none."""
+    """A row: its text; or what it is instead, and why that is no text."""
 
     id: str | int | None  # None: it has none of its own
     text: str
@@ -112,9 +113,9 @@ def _json_row(line: bytes, to_row: Callable[[dict[str, Any]], Row]) -> Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Row(None, "", f"the line is not JSON: {error}")
+        return Row(None, _shown(line), f"the line is not JSON: {error}")
     if not isinstance(record, dict):
-        return Row(None, "", "the line is JSON, but no object with a text in it")
+        return Row(None, _shown(line), "the line is JSON, but no object with a text in it")
     return to_row(record)
 
 
@@ -124,9 +125,18 @@ def _record_row(record: dict[str, Any], field: str, id_field: str) -> Row:
         row_id = None
     text = record.get(field)
     if isinstance(text, str):
-        return Row(row_id, text) if _is_unicode(text) else Row(row_id, "", "the text is not Unicode")
+        if not _is_unicode(text):
+            return Row(row_id, _shown(text.encode(errors="replace")), "the text is not Unicode")
+        return Row(row_id, text)
     problem = f"is {type(text).__name__}, no text" if field in record else "is missing"
-    return Row(row_id, "", f"the field {field!r} {problem}: name it with --field")
+    shown = _shown(json.dumps(record, ensure_ascii=False, default=str).encode(errors="replace"))
+    return Row(row_id, shown, f"the field {field!r} {problem}: name it with --field")
+
+
+def _shown(line: bytes) -> str:
+    """The beginning of a line that cannot be read, for whoever looks for it."""
+    text = line[:MAX_SHOWN_BYTES].decode(errors="replace")
+    return text if len(line) <= MAX_SHOWN_BYTES else f"{text}…"
 
 
 def _is_unicode(value: object) -> bool:
@@ -142,7 +152,7 @@ def _text_row(line: bytes) -> Row:
     try:
         return Row(None, line.decode())
     except UnicodeDecodeError as error:
-        return Row(None, "", f"the line is not UTF-8 ({error.reason} at byte {error.start})")
+        return Row(None, _shown(line), f"the line is not UTF-8 ({error.reason} at byte {error.start})")
 
 
 def _read_lines(path: str) -> Iterator[bytes]:

@@ -58,11 +58,11 @@ class TaggedEngineTextGenerator(EngineTextGenerator, TaggedTextGenerator):
 class LoadedTask:
     """The model of a task in its engine. `run` may be called from several threads: they share the batch."""
 
-    def __init__(self, spec: TaskSpec) -> None:
+    def __init__(self, spec: TaskSpec, memory_share: float = 1.0) -> None:
         loaded = load_for_inference(spec.model, dtype=spec.dtype, device=spec.device)
         torch.set_num_threads(best_threads(loaded.model))
         self.isolation = threading.Lock()
-        self.client = EngineClient(make_engine(loaded.model, loaded.tokenizer))
+        self.client = EngineClient(make_engine(loaded.model, loaded.tokenizer, memory_share=memory_share))
         try:
             self.function = _make_function(spec, loaded, self.client)
         except BaseException:

@@ -22,13 +22,13 @@ class PartReport(NamedTuple):
 
 
 class BatchWorker:
-    """`run` may be called from several threads."""
+    """`run` may be called from several threads. `memory_share` is as in `plan_capacity`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, memory_share: float = 1.0) -> None:
         self.job = job
         self.reader = RowReader(job.field, job.id_field)
         self.reader_lock = threading.Lock()
-        self.task = LoadedTask(job.spec)
+        self.task = LoadedTask(job.spec, memory_share)
 
     def run(self, part: Part) -> PartReport:
         """Write the results of a part."""

@@ -26,20 +26,22 @@ class BatchFlags:
 
     Args:
         workers: run a batch job on this many workers, by Ray. Without, it runs in this process
-        gpus_per_worker: GPUs of each worker
+        gpus_per_worker: GPUs of each worker. If not given, they share what there is
         address: the Ray cluster of the workers: auto, HOST:PORT or ray://HOST:PORT. If not given, Ray is
             started on this machine
         field: the field of .jsonl and .parquet files that has the text
         id_field: the field that has the id of a row; rows without one are numbered
         in_order: also write all results into one file, results.jsonl, in the order of the rows
+        retry_failed: do the parts again that have rows which failed
     """
 
     workers: int | None = None
-    gpus_per_worker: float = 0.0
+    gpus_per_worker: float | None = None
     address: str | None = None
     field: str = "text"
     id_field: str = "id"
     in_order: bool = False
+    retry_failed: bool = False
 
 
 def is_batch_job(input: str | None, output: str | None, job: BatchFlags) -> bool:
@@ -58,7 +60,7 @@ def is_batch_job(input: str | None, output: str | None, job: BatchFlags) -> bool
 
 
 def _asks_for_batch_job(input: str | None, output: str | None, job: BatchFlags) -> bool:
-    if job.workers is not None or job.address is not None or job.in_order:
+    if job.workers is not None or job.address is not None or job.in_order or job.retry_failed:
         return True
     if input in (None, "", "-"):
         return False
@@ -68,6 +70,12 @@ def _asks_for_batch_job(input: str | None, output: str | None, job: BatchFlags) 
     is_folder = output is not None and (output.endswith("/") or Path(output).is_dir())
     is_plain = Path(input).exists() or not (storage.is_remote(input) or storage.has_wildcard(input))
     return is_folder or not is_plain or input.endswith((".jsonl", ".parquet", ".gz"))
+
+
+def refuse_batch_size(batch_size: int | None) -> None:
+    """Raise ValueError if one was given."""
+    if batch_size is not None:
+        raise ValueError("--batch-size is not for batch jobs: their engine fills its batch by itself")
 
 
 def run_batch_job(
@@ -85,7 +93,7 @@ def run_batch_job(
 
     start = time.monotonic()
     job = make_job(spec, [input], output, field=job_flags.field, id_field=job_flags.id_field)
-    missing = job.missing_parts()
+    missing = job.missing_parts(retry_failed=job_flags.retry_failed)
     num_missing = sum(part.num_rows for part in missing)
     num_done = job.num_rows - num_missing
     if num_done:
@@ -108,9 +116,10 @@ def run_batch_job(
 def _check_workers(job_flags: BatchFlags) -> None:
     if job_flags.workers is not None and job_flags.workers < 1:
         raise ValueError(f"--workers is {job_flags.workers}: give at least 1, or leave it out")
-    if job_flags.gpus_per_worker < 0:
+    if job_flags.gpus_per_worker is not None and job_flags.gpus_per_worker < 0:
         raise ValueError(f"--gpus-per-worker is {job_flags.gpus_per_worker:g}: give 0 or more")
-    if job_flags.workers is None and (job_flags.address is not None or job_flags.gpus_per_worker):
+    needs_workers = job_flags.address is not None or job_flags.gpus_per_worker is not None
+    if job_flags.workers is None and needs_workers:
         raise ValueError("--address and --gpus-per-worker are for workers: say how many with --workers")
 
 
@@ -140,5 +149,5 @@ def _print_report(report: dict[str, Any], num_new: int, output: str) -> None:
     if report["failed"]:
         print(f"{report['failed']:,} rows failed; {output}/report.json names them:", file=sys.stderr)
         for failure in report["failures"][:MAX_SHOWN_FAILURES]:
-            print(f"  {failure['id']}: {failure['error']}", file=sys.stderr)
+            print(f"  {failure['file']}:{failure['line']}: {failure['error']}", file=sys.stderr)
     print(output)

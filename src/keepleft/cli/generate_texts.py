@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.cli import text_io
-from keepleft.cli.batch_jobs import BatchFlags, run_batch_job
+from keepleft.cli.batch_jobs import BatchFlags, refuse_batch_size, run_batch_job
 from keepleft.cli.option_table import spell_flags
 from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
@@ -49,7 +49,7 @@ class GenerateFlags:
             or int8 if the model is stored that way
         device: cpu or cuda; a GPU is used if there is one
         stream: print each text as it is generated; generate does so by itself for one text at a terminal
-        json: print one JSON object per line, with scores and tokens
+        json: print one JSON object per line, with scores and tokens, as a batch job always does
     """
 
     input: str | None = None
@@ -78,6 +78,7 @@ def run_generation_job(
     **details: Any,
 ) -> int:
     """Run a batch job that generates. `details`: the fields of `TaskSpec` that only this task has."""
+    refuse_batch_size(flags.batch_size)
     for name in ("logprobs", "alternatives", "plot", "draft_model"):
         if getattr(flags, name) is not None:
             flag = name.replace("_", "-")

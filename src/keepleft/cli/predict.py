@@ -6,7 +6,7 @@ from math import exp
 from typing import TYPE_CHECKING, Literal
 
 from keepleft.cli import text_io
-from keepleft.cli.batch_jobs import BatchFlags, is_batch_job, run_batch_job
+from keepleft.cli.batch_jobs import BatchFlags, is_batch_job, refuse_batch_size, run_batch_job
 from keepleft.cli.paths import model_path
 from keepleft.cli.progress import Bar
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from keepleft.batch.tasks import TaskName
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+DEFAULT_BATCH_SIZE = 32
 
 
 def classify(
     inputs: list[str],
     input: str | None = None,
     output: str | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     revision: str | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
@@ -35,7 +36,7 @@ def classify(
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
         input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
         output: a file for the results. It is written completely or not at all. A batch job writes a folder
-        batch_size: texts in a batch
+        batch_size: texts in a batch (default: 32)
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
@@ -45,6 +46,7 @@ def classify(
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
     if is_batch_job(input, output, job):
+        refuse_batch_size(batch_size)
         return _run_job("classify", str(model), input_texts, input, output, revision, dtype, device, job)
     predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
     interactive = text_io.reads_terminal(input_texts, input)
@@ -54,7 +56,7 @@ def classify(
     ):
         done = 0
         lines = text_io.read_lines(input_texts, input)
-        for batch in text_io.in_batches(lines, 1 if interactive else batch_size):
+        for batch in text_io.in_batches(lines, 1 if interactive else _resolve_batch_size(batch_size)):
             rows = predictor.classify(batch).tolist()
             labels = predictor.labels
             for text, row in zip(batch, rows, strict=True):
@@ -181,7 +183,7 @@ def embed(
     inputs: list[str],
     input: str | None = None,
     output: str | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     revision: str | None = None,
     dtype: Dtype = "float32",
     device: str | None = None,
@@ -196,7 +198,7 @@ def embed(
         inputs: a model (a folder, a GGUF file, an installed one, a name on the hub), then texts
         input: a file of texts, one per line. A batch job takes several, as in 'texts/*.jsonl'
         output: a file for the results. It is written completely or not at all. A batch job writes a folder
-        batch_size: texts in a batch
+        batch_size: texts in a batch (default: 32)
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         dtype: data type of the weights: float32, bfloat16 or float16
         device: cpu or cuda; a GPU is used if there is one
@@ -206,6 +208,7 @@ def embed(
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
     if is_batch_job(input, output, job):
+        refuse_batch_size(batch_size)
         return _run_job("embed", str(model), input_texts, input, output, revision, dtype, device, job)
     predictor = load_predictor(model_path(str(model), revision), dtype=dtype, device=device)
     with (
@@ -215,7 +218,9 @@ def embed(
         ) as bar,
     ):
         done = 0
-        for batch in text_io.in_batches(text_io.read_lines(input_texts, input), batch_size):
+        for batch in text_io.in_batches(
+            text_io.read_lines(input_texts, input), _resolve_batch_size(batch_size)
+        ):
             for text, vector in zip(batch, predictor.embed(predictor.encode(batch)).tolist(), strict=True):
                 numbers = [round(value, 6) for value in vector]
                 record = {"input": text, "embedding": numbers}
@@ -223,6 +228,14 @@ def embed(
             done += len(batch)
             bar.update(done, "")
     return 0
+
+
+def _resolve_batch_size(batch_size: int | None) -> int:
+    if batch_size is None:
+        return DEFAULT_BATCH_SIZE
+    if batch_size < 1:
+        raise ValueError(f"--batch-size is {batch_size}: give at least 1")
+    return batch_size
 
 
 def _run_job(

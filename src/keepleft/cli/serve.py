@@ -43,7 +43,7 @@ def serve(
     compare: str | None = None,
     replica: str | None = None,
     replicas: int | None = None,
-    gpus_per_replica: float = 0.0,
+    gpus_per_replica: float | None = None,
     address: str | None = None,
     autoscaling: str | None = None,
     session_header: str = "x-session-id",
@@ -88,7 +88,7 @@ def serve(
         replica: the name of this server among several behind a gateway, as a label of all metrics and a field
             of log lines; the environment variable KEEPLEFT_REPLICA does the same
         replicas: serve so many replicas of the model, by Ray Serve
-        gpus_per_replica: GPUs of each replica; half a one is 0.5
+        gpus_per_replica: GPUs of each replica; half a one is 0.5. If not given, they share what there is
         address: the Ray cluster of the replicas: auto, HOST:PORT or ray://HOST:PORT. If not given, Ray is
             started on this machine
         autoscaling: let the number of replicas follow the load, from --replicas on: settings of Ray Serve as
@@ -124,7 +124,7 @@ def serve(
         raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     check_folders(runs=runs, compare=compare)
     is_cluster = replicas is not None or print_config
-    if not is_cluster and (address or autoscaling or gpus_per_replica):
+    if not is_cluster and (address or autoscaling or gpus_per_replica is not None):
         raise ValueError(
             "--address, --autoscaling and --gpus-per-replica are for replicas: give --replicas N"
         )
@@ -221,7 +221,7 @@ def _serve_replicas(
     host: str,
     port: int,
     replicas: int,
-    gpus: float,
+    gpus: float | None,
     address: str | None,
     autoscaling: str | None,
     session_header: str,
@@ -234,9 +234,12 @@ def _serve_replicas(
     from dataclasses import replace
 
     from keepleft.cluster.replicas import ReplicaArguments, ReplicaSettings, serve_config
+    from keepleft.cluster.resources import memory_share
 
     if replicas < 1:
         raise ValueError(f"--replicas is {replicas}: give at least 1")
+    if gpus is not None and gpus < 0:
+        raise ValueError(f"--gpus-per-replica is {gpus:g}: give 0 or more")
     if options.replica is not None:
         raise ValueError("--replica names one server: the replicas of --replicas get names of their own")
     arguments = ReplicaArguments(
@@ -260,7 +263,8 @@ def _serve_replicas(
         autoscaling=_parse_autoscaling(autoscaling, replicas),
     )
     if print_config:
-        _print_config(serve_config(arguments, settings), session_header, list(secrets))
+        shared = arguments.with_memory_share(memory_share(gpus or 0.0, 1, 1))
+        _print_config(serve_config(shared, settings), session_header, list(secrets))
         return 0
     if host not in ("127.0.0.1", "localhost", "0.0.0.0"):
         raise ValueError(f"--host is {host!r}: replicas listen on 127.0.0.1 or on 0.0.0.0")

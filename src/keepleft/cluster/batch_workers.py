@@ -17,9 +17,9 @@ from keepleft.cluster.workers import Rows, map_on_workers
 class PartRunner:
     """The actor of a worker."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, memory_share: float) -> None:
         self.parts = {part.number: part for part in job.parts}
-        self.worker = BatchWorker(job)
+        self.worker = BatchWorker(job, memory_share)
         self.threads = ThreadPoolExecutor(PARTS_AT_ONCE, "keepleft batch")
 
     def __call__(self, rows: Rows) -> Rows:
@@ -36,7 +36,7 @@ class PartRunner:
 
 
 def run_parts(
-    job: Job, parts: Sequence[Part], *, workers: int, gpus_per_worker: float, address: str | None
+    job: Job, parts: Sequence[Part], *, workers: int, gpus_per_worker: float | None, address: str | None
 ) -> Generator[PartReport, None, None]:
     """Run the parts, and yield a report as each is done.
 
@@ -44,10 +44,11 @@ def run_parts(
     """
     for row in map_on_workers(
         PartRunner,
-        {"job": job},
+        lambda resources: {"job": job, "memory_share": resources.memory_share},
         [part.number for part in parts],
         workers=workers,
         gpus=gpus_per_worker,
+        device=job.spec.device,
         address=address,
         items_at_once=PARTS_AT_ONCE,
     ):

@@ -114,17 +114,3 @@ def _without_stderr() -> Iterator[None]:
         os.dup2(saved, STDERR)
         os.close(saved)
         os.close(nowhere)
-
-
-def check_resources(ray: ModuleType, *, count: int, what: str, gpus: float, cpus: float = 1.0) -> None:
-    """Raise ValueError if the cluster has not so much for each of `count` workers or replicas.
-
-    Ray itself would wait for ever.
-    """
-    have = ray.cluster_resources()
-    for name, wanted in (("GPU", gpus * count), ("CPU", cpus * count)):
-        if wanted > have.get(name, 0.0):
-            raise ValueError(
-                f"{count} {what} need {wanted:g} {name}s, and the cluster has {have.get(name, 0.0):g}: ask "
-                "for fewer, or add machines"
-            )

