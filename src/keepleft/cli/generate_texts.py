@@ -49,7 +49,7 @@ class GenerateFlags:
             or int8 if the model is stored that way
         device: cpu or cuda; a GPU is used if there is one
         stream: print each text as it is generated; generate does so by itself for one text at a terminal
-        json: print one JSON object per line, with scores and tokens, as a batch job always does
+        json: print one JSON object per line, with scores and tokens
     """
 
     input: str | None = None
