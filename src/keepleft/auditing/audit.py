@@ -200,11 +200,7 @@ def _run_checks(session: AuditSession, cache_callables: CacheCallables) -> None:
 
 def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> None:
     all_paths = paths = list(code_paths(session))
-    main_paths = [
-        path
-        for path in paths
-        if path.mask == "absent" and path.dtype is None and path.batch == 2 and not path.wrapped
-    ]
+    main_paths = [path for path in paths if path.is_usual]
     if session.reduced_coverage:
         all_paths = []
         main_paths = main_paths[:1]

@@ -93,8 +93,7 @@ class CacheStepper:
         """The state with its rows in another order; None where there is no method for it."""
         rows = rows.to(self.adapter.device)
         if self.reorder_fn is not None:
-            out = self.reorder_fn(state, rows)
-            return state if out is None else out
+            return self._call_method("reorder", self.reorder_fn, state, _unwrap_state(state), rows)
         for name in ("reorder_cache", "reorder", "keep", "batch_select_indices", "select_rows"):
             if callable(getattr(state, name, None)):
                 return self._call_method(name, getattr(state, name), state, rows)

@@ -10,6 +10,8 @@ import torch
 
 from keepleft.attention.masks import window_size
 from keepleft.auditing.introspect import EXCLUDED_ARGUMENTS, EXTRA_ARGUMENTS, implementation_flags
+from keepleft.auditing.isolation import has_dropout
+from keepleft.auditing.probe_inputs import TokenSampler
 
 if TYPE_CHECKING:
     from keepleft.auditing.session import AuditSession
@@ -30,6 +32,11 @@ class CodePath:
     """Everything that a caller can choose besides the inputs."""
 
     train: bool = False
+    dropout: bool = False  # left on, with the same random numbers in each call
+    labels: bool = False  # given
+    embeddings: bool = False  # given in place of tokens
+    left_out: str = ""  # an optional argument of the example
+    compiling: bool = False  # as code sees it under torch.compile
     implementation: str | None = None  # of attention, where the model offers several
     flag: tuple[str, Any] | None = None  # an attribute that chooses between implementations
     extra_arguments: tuple[tuple[str, Any], ...] = ()  # arguments such as output_attentions=True
@@ -43,9 +50,32 @@ class CodePath:
     def but(self, **changes: Any) -> CodePath:
         return replace(self, **changes)
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether nothing but mode, implementation, autocast and what else comes out is not that of a plain
+        call.
+        """
+        return self == CodePath(
+            self.train,
+            implementation=self.implementation,
+            flag=self.flag,
+            extra_arguments=self.extra_arguments,
+            autocast=self.autocast,
+        )
+
     def label(self, batch: int | None = None, length: int | None = None) -> str:
         """The path as a report names it."""
         parts = ["train" if self.train else "eval"]
+        if self.dropout:
+            parts[0] += " with dropout"
+        if self.compiling:
+            parts.append("as under torch.compile")
+        if self.labels:
+            parts.append("labels given")
+        if self.embeddings:
+            parts.append("embeddings given")
+        if self.left_out:
+            parts.append(f"without {self.left_out}")
         if self.wrapped:
             parts.append("as wrapped")
         if self.autocast:
@@ -100,6 +130,7 @@ def code_paths(session: AuditSession) -> Iterator[CodePath]:
     yield from alternatives
     if exhaustive:
         yield from (path.but(train=True) for path in alternatives)
+    yield from _input_paths(session)
     yield from _argument_paths(session, alternatives)
     yield from _mask_paths(session, alternatives)
     yield from (plain_path.but(batch=n) for n in ((1, 3) if exhaustive else (3,)))
@@ -132,6 +163,34 @@ def _implementation_paths(session: AuditSession) -> list[CodePath]:
         if getattr(module, "_supports_flex_attn", False) and not is_full:
             session.skip("flex_attention attention", "it compiles for minutes on a CPU; budget='full' does")
     return paths + [CodePath(flag=flag) for flag in implementation_flags(module)[:MAX_FLAGS]]
+
+
+def _input_paths(session: AuditSession) -> Iterator[CodePath]:
+    """Dropout left on, labels or embeddings given, an option of the example left out, and what code does when
+    torch.compile is at work.
+    """
+    adapter = session.adapter
+    signature = adapter.signature
+    if adapter.module is not None:
+        if adapter.has_functional_dropout or has_dropout(adapter.module):
+            yield CodePath(train=True, dropout=True)
+        yield CodePath(compiling=True)
+    takes_tokens = isinstance(adapter.sampler, TokenSampler)
+    label_arguments = {*signature.arguments_for("labels"), *signature.arguments_for("targets")}
+    if takes_tokens and label_arguments - set(signature.required) and not adapter.needs_targets:
+        yield CodePath(labels=True)
+        if session.budget.exhaustive:
+            yield CodePath(train=True, labels=True)
+    if (
+        takes_tokens
+        and signature.argument_for("embeddings") is not None
+        and adapter.embedding_table is not None
+        and adapter.main_argument in signature.defaults
+    ):
+        yield CodePath(embeddings=True)
+    for name in (*adapter.extra_tensors, *adapter.constant_arguments):
+        if name in signature.defaults:
+            yield CodePath(left_out=name)
 
 
 def _argument_paths(session: AuditSession, alternatives: list[CodePath]) -> Iterator[CodePath]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from keepleft.auditing import rounding
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.interventions import OpCounter
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter, PaddingArgument, UnauditableError
+from keepleft.auditing.outputs import Selector
 from keepleft.auditing.session import AuditSession
 
 MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
@@ -23,6 +26,7 @@ def smoke_test(session: AuditSession) -> None:
     with adapter.on_path(path):
         try:
             _find_call(session, path)
+            _detect_flat_order(adapter, path)
         except CallError as error:
             shape = tuple(adapter.make_inputs(2).tokens.shape)
             raise UnauditableError(
@@ -106,6 +110,25 @@ def _find_call(session: AuditSession, path: CodePath) -> None:
             raise
         adapter.needs_targets = True
         adapter.run(adapter.make_inputs(2), path)
+
+
+def _detect_flat_order(adapter: ModelAdapter, path: CodePath) -> None:
+    """Are in an output with rows and positions in one axis the positions of a row side by side, or the rows of
+    a position? The order that keeps a change of one row within that row is right.
+    """
+    by_rows = adapter.selector
+    if by_rows is None or not by_rows.flat:
+        return
+    inputs = adapter.make_inputs(2)
+    changed = inputs.but(tokens=inputs.tokens.clone())
+    changed.tokens[1] = adapter.sampler.resample(inputs.tokens, 3)[1]
+    by_time = replace(by_rows, batch_axis=1, time_axis=0)
+
+    def moves_other_row(selector: Selector) -> bool:
+        adapter.selector = selector
+        return bool(rounding.max_change(adapter.run(inputs, path), adapter.run(changed, path))[0].any())
+
+    adapter.selector = by_time if moves_other_row(by_rows) and not moves_other_row(by_time) else by_rows
 
 
 def _detect_mask_polarity(adapter: ModelAdapter, padding_argument: PaddingArgument, path: CodePath) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -52,6 +53,25 @@ class OpCounter(TorchDispatchMode):
             and out.dim() > 1
         ):
             self.has_low_precision = True
+        return out
+
+
+_RANDOM_OPS = re.compile(r"dropout|bernoulli|^rand|^normal|^uniform|multinomial|exponential")
+
+
+class DrawRecorder(TorchDispatchMode):
+    """Records which random numbers are drawn: the operations, and the shapes of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = op_name(func)
+        if _RANDOM_OPS.search(name):
+            first = out[0] if isinstance(out, tuple) else out
+            self.draws.append((name, tuple(first.shape) if isinstance(first, Tensor) else ()))
         return out
 
 

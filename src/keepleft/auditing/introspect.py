@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from types import CodeType
 from typing import Any, cast
 
 from torch import nn
@@ -176,6 +177,7 @@ def _module_numbers(target: Callable[..., Any], module: nn.Module | None) -> Ite
     """Integers in the attributes and configuration objects of modules, and in the code of those that are not
     PyTorch's.
     """
+    seen: set[Any] = set()
     for submodule in module.modules() if module is not None else ():
         if isinstance(submodule, nn.modules.conv._ConvNd):
             for kernel, dilation in zip(submodule.kernel_size, submodule.dilation, strict=True):
@@ -185,10 +187,12 @@ def _module_numbers(target: Callable[..., Any], module: nn.Module | None) -> Ite
         for name, value in vars(submodule).items():
             if not name.startswith("_"):
                 yield from ((n, label) for label, n in _named_ints(name, _as_mapping(value)))
-        for member in vars(type(submodule)).values():
-            yield from _code_constants(member)
+        for base in type(submodule).__mro__:
+            if not base.__module__.startswith(("torch.", "builtins")):
+                for member in vars(base).values():
+                    yield from _code_constants(member, seen)
     if module is None or not isinstance(target, nn.Module):
-        yield from _code_constants(target)
+        yield from _code_constants(target, seen)
 
 
 def _as_mapping(value: Any) -> Any:
@@ -209,22 +213,49 @@ def _as_mapping(value: Any) -> Any:
         return None
 
 
-def _code_constants(function: Any) -> Iterator[tuple[int, str]]:
-    """Integers written in the code of a function, or held by its closure and its defaults."""
-    function = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else function
+def _code_constants(function: Any, seen: set[Any]) -> Iterator[tuple[int, str]]:
+    """Integers written in the code of a function, or held by its closure and its defaults; and those of the
+    functions and constants of the same file that it names.
+    """
+    function = getattr(function, "fget", None) or getattr(function, "__func__", function)
+    function = inspect.unwrap(function) if callable(function) else function
     code = getattr(function, "__code__", None)
-    if code is None:
+    if code is None or code in seen:
         return
+    seen.add(code)
     closure_values = [
         cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)
     ]
     for value in [
-        *code.co_consts,
+        *_constants(code),
         *closure_values,
         *(getattr(function, "__defaults__", None) or ()),
         *(getattr(function, "__kwdefaults__", None) or {}).values(),
     ]:
         yield from ((n, "constant") for _, n in _named_ints("", value))
+    for name in _global_names(code):
+        value = function.__globals__.get(name)
+        if type(value) is int:
+            yield value, name.lower()
+        elif inspect.isfunction(value) and value.__module__ == function.__module__:
+            yield from _code_constants(value, seen)
+
+
+def _constants(code: CodeType) -> Iterator[Any]:
+    """What is written in a function, and in its nested functions."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _constants(constant)
+        else:
+            yield constant
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """The names that a function looks up, those within its nested functions too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
 
 
 def _is_filled(cell: Any) -> bool:
@@ -291,6 +322,7 @@ ARGUMENT_NAMES = {
     "target": "decoder_input_ids decoder_inputs_embeds tgt target tgt_tokens target_tokens tgt_ids trg "
     "trg_ids decoder_inputs decoder_tokens prev_output_tokens dec_inputs x_dec",
     "source": "src source src_tokens source_tokens src_ids source_ids encoder_inputs encoder_tokens",
+    "embeddings": "inputs_embeds input_embeds inputs_embeddings input_embeddings",
     "tokens": "input_ids tokens ids idx token_ids input_values input_features inputs_embeds x inputs input "
     "features hidden_states",
     # which tokens are real: 1 or True for a real token

@@ -265,15 +265,17 @@ class _NoDropout(TorchFunctionMode):
 
 
 @contextmanager
-def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = False) -> Iterator[None]:
+def train_mode(
+    module: nn.Module, enabled: bool, *, patch_functional: bool = False, dropout: bool = False
+) -> Iterator[None]:
     """Train mode with every dropout rate at 0, or eval mode. patch_functional: switch functional dropout off
-    too, whose rate is no attribute.
+    too, whose rate is no attribute. dropout: leave all of it on.
     """
     with ExitStack() as stack:
         module.train(enabled)
-        if enabled and patch_functional:
+        if enabled and patch_functional and not dropout:
             stack.enter_context(_NoDropout())
-        if enabled:
+        if enabled and not dropout:
             for submodule in module.modules():
                 for name, value in list(vars(submodule).items()):
                     is_dropout_rate = name == "p" and isinstance(submodule, nn.modules.dropout._DropoutNd)
@@ -285,6 +287,25 @@ def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = Fal
                         setattr(submodule, name, 0.0)
                         stack.callback(setattr, submodule, name, value)
         yield
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Has it a dropout rate that is not zero among its attributes?"""
+    return any(
+        isinstance(value, float) and 0 < value < 1 and (name == "p" or bool(_DROPOUT_NAME.search(name)))
+        for submodule in module.modules()
+        for name, value in vars(submodule).items()
+    )
+
+
+@contextmanager
+def as_if_compiled() -> Iterator[None]:
+    """Code that asks whether torch.compile is at work is told that it is."""
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = False
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keepleft.auditing.interventions import op_name
-from keepleft.auditing.outputs import named_parts
+from keepleft.auditing.outputs import container_parts
 
 MAX_TIMELESS_ELEMENTS = 1 << 20  # larger outputs without a time axis are not compared
 
@@ -302,7 +302,7 @@ def _named_tensors(
         if value.is_floating_point() or (include_ids and value.dtype in (torch.int64, torch.int32)):
             yield (), value
     elif depth < 4:
-        for key, child in named_parts(value):
+        for key, child in container_parts(value):
             for key_path, tensor in _named_tensors(child, depth + 1, include_ids):
                 yield (key, *key_path), tensor
 

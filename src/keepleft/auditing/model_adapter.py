@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from keepleft.auditing import isolation, outputs, probe_inputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.introspect import Signature, introspect, role_of, signature, unwrap
 
+LABEL_SEED = 4711  # of labels that are given where nothing depends on them
 CANDIDATE_LENGTHS = (13, 11, 17, 19, 23, 29, 31, 37)
 # arguments of the example with these roles are made anew for each call
 PER_CALL_ROLES = frozenset(
@@ -328,7 +329,10 @@ class ModelAdapter:
             out[self.source_argument] = self._swap_time_axis(cast(inputs.source))
         out |= self._padding_values(inputs, path)
         out |= self._position_values(inputs)
-        out |= self._label_values(inputs)
+        out |= self._label_values(inputs, path)
+        if path.embeddings:
+            out[self.signature.argument_for("embeddings") or ""] = self._embed(out.pop(self.main_argument))
+        out.pop(path.left_out, None)
         out |= dict(path.extra_arguments)
         out |= dict(inputs.extra)
         return out
@@ -406,8 +410,30 @@ class ModelAdapter:
                 out[argument] = default if value is None else value
         return out
 
-    def _label_values(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Labels and targets, where they are given or required; zeros where they are not given."""
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The vectors that the model looks up for tokens. Raises CallError where its table is not known."""
+        table = self.embedding_table
+        if table is None:
+            raise CallError("the table of its embeddings is not known")
+        with torch.no_grad():
+            vectors: Tensor = table(tokens.to(self.device))
+        return vectors
+
+    @property
+    def embedding_table(self) -> nn.Module | None:
+        if hasattr(self.module, "get_input_embeddings"):
+            with suppress(NotImplementedError, AttributeError, TypeError):
+                return cast(nn.Module, cast(Any, self.module).get_input_embeddings())
+        tables = [
+            submodule
+            for submodule in (self.module.modules() if self.module is not None else ())
+            if isinstance(submodule, nn.Embedding) and submodule.num_embeddings == self.facts.vocab_size
+        ]
+        return tables[0] if len(tables) == 1 else None
+
+    def _label_values(self, inputs: Inputs, path: CodePath) -> dict[str, Tensor]:
+        """Labels and targets: where the path has them, any; where they are required, zeros."""
+        batch, length = inputs.tokens.shape[:2]
         out: dict[str, Tensor] = {}
         for role in ("labels", "targets"):
             argument = self.signature.argument_for(role)
@@ -415,6 +441,8 @@ class ModelAdapter:
                 continue
             if inputs.labels is not None:
                 out[argument] = inputs.labels
+            elif path.labels:
+                out[argument] = self.sampler.sample(batch, length, LABEL_SEED)
             elif argument in self.signature.required or (role == "targets" and self.needs_targets):
                 out[argument] = torch.zeros(inputs.tokens.shape[:2], dtype=torch.long)
         return out
@@ -497,14 +525,14 @@ class ModelAdapter:
             if self.selector is None:
                 raise UnauditableError(self._no_time_axis_message(out, batch, length))
         tensor: Tensor | None = None
-        with suppress(KeyError, IndexError, AttributeError, TypeError):
-            tensor = self.selector(out)
+        with suppress(KeyError, IndexError, AttributeError, TypeError, RuntimeError):
+            tensor = self.selector(out, batch, length)
         if tensor is None or tensor.shape[:2] != (batch, length):
             # a loss or a cache beside it may have moved it to another place
             new_selector = outputs.selector(out, batch, length)
             if new_selector is None:
                 raise CallError("no output for each position comes out on this path")
-            tensor = new_selector(out)
+            tensor = new_selector(out, batch, length)
         return tensor
 
     def _no_time_axis_message(self, out: Any, batch: int, length: int) -> str:
@@ -527,7 +555,9 @@ class ModelAdapter:
             stack.enter_context(isolation.preserve_modes(module))
             try:
                 stack.enter_context(
-                    isolation.train_mode(module, path.train, patch_functional=self.has_functional_dropout)
+                    isolation.train_mode(
+                        module, path.train, patch_functional=self.has_functional_dropout, dropout=path.dropout
+                    )
                 )
             except Exception as error:
                 mode = "train" if path.train else "eval"
@@ -545,6 +575,8 @@ class ModelAdapter:
                 stack.enter_context(isolation.cast_weights(module, path.dtype))
             if path.dtype == torch.float64:
                 stack.enter_context(isolation.with_eager_experts(module))
+            if path.compiling:
+                stack.enter_context(isolation.as_if_compiled())
             if path.autocast:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
             # innermost: what a call adds is removed before the weights are restored

@@ -5,10 +5,12 @@ axis is time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 # names under which models return what the audit looks for
 PREFERRED_OUTPUTS = tuple(
@@ -30,6 +32,19 @@ def float_tensors(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...],
 
 
 def named_parts(value: Any) -> list[tuple[Any, Any]]:
+    """The parts of what a model may return, with their names: also those of distributions and of other objects
+    with attributes.
+    """
+    if isinstance(value, Distribution):
+        return _distribution_parts(value)
+    if parts := container_parts(value):
+        return parts
+    if isinstance(value, Tensor | nn.Module | type) or callable(value):
+        return []
+    return [(name, part) for name, part in getattr(value, "__dict__", {}).items() if name[:1] != "_"]
+
+
+def container_parts(value: Any) -> list[tuple[Any, Any]]:
     """The parts of a mapping, dataclass, named tuple, tuple or list, with their names; none of anything
     else.
     """
@@ -44,18 +59,43 @@ def named_parts(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
+# the parameters of distributions that say most, and the distributions inside others
+_DISTRIBUTION_PARTS = "logits loc mean scale base_dist mixture_distribution component_distribution".split()
+
+
+def _distribution_parts(distribution: Distribution) -> list[tuple[Any, Any]]:
+    out = []
+    for name in dict.fromkeys([*_DISTRIBUTION_PARTS, *_constraints(distribution)]):
+        with suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):
+            out.append((name, getattr(distribution, name)))
+    return out
+
+
+def _constraints(distribution: Distribution) -> list[str]:
+    """The names of its parameters, where it says them."""
+    with suppress(NotImplementedError):
+        return list(distribution.arg_constraints)
+    return []
+
+
 @dataclass(frozen=True)
 class Selector:
-    """Takes the audited tensor from an output."""
+    """Takes the audited tensor from an output. `flat`: rows and positions share its first axis, as (B·T, …),
+    or (T·B, …) where the time axis is the first of the two.
+    """
 
     key_path: tuple[Any, ...]
     time_axis: int
     batch_axis: int
+    flat: bool = False
 
-    def __call__(self, value: Any) -> Tensor:
+    def __call__(self, value: Any, batch: int, length: int) -> Tensor:
         """(B, T, …)"""
         for key in self.key_path:
             value = dict(named_parts(value))[key]
+        if self.flat:
+            sizes = (batch, length) if self.batch_axis == 0 else (length, batch)
+            value = value.reshape(*sizes, *value.shape[1:])
         tensor: Tensor = value.movedim((self.batch_axis, self.time_axis), (0, 1))
         return tensor[..., None] if tensor.dim() == 2 else tensor
 
@@ -77,15 +117,18 @@ def selector(value: Any, batch: int, length: int) -> Selector | None:
             return Selector(key_path, 0, 1)
         if tensor.dim() >= 2 and tensor.shape[0] == batch and length in tensor.shape[2:]:
             return Selector(key_path, 2 + tuple(tensor.shape[2:]).index(length), 0)
+    for key_path, tensor in float_tensors(value):
+        if tensor.dim() >= 1 and tensor.shape[0] == batch * length:
+            return Selector(key_path, 1, 0, flat=True)
     return None
 
 
 def selectors(value: Any, batch: int, length: int) -> list[Selector]:
-    """For every tensor (B, T, …)."""
+    """For every tensor (B, T, …) or (B·T, …)."""
     return [
-        Selector(key_path, 1, 0)
+        Selector(key_path, 1, 0, flat=tensor.shape[:2] != (batch, length))
         for key_path, tensor in float_tensors(value)
-        if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length)
+        if tensor.dim() >= 2 and (tensor.shape[:2] == (batch, length) or tensor.shape[0] == batch * length)
     ]
 
 

@@ -104,8 +104,8 @@ class AuditSession:
 
     def is_pure_float64(self, path: CodePath) -> bool:
         """Does this path, run in float64, compute in nothing but float64?"""
-        float64_path = CodePath(
-            path.train, path.implementation, path.flag, path.extra_arguments, dtype=torch.float64
+        float64_path = path.but(
+            dtype=torch.float64, mask="absent", batch=2, output="", wrapped=False, autocast=False
         )
         purity = self.run_cache.float64_purity
         if float64_path not in purity:

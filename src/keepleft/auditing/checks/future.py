@@ -179,6 +179,8 @@ def _confirm(
             return False  # then the batch check finds it
         reader = int(torch.where(hits & (row_change > 0), row_change, -1.0).argmax())
         relative = float(row_change[reader]) / scale
+    if path.dropout and not _draws_alike(session, path, base, row_changed):
+        return False  # experts that drop out parts of what they are given, say
     jittered_pairs = _jittered_pairs(session, base, row_changed, reader, perturbation)
     if not rounding.is_real_change(session, path, base, row_changed, row, reader, relative, jittered_pairs):
         return False
@@ -190,6 +192,16 @@ def _confirm(
         session, path, base, source_changed, row, reader, source, size, "substitution"
     )
     return True
+
+
+def _draws_alike(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs) -> bool:
+    """Do both calls draw the same random numbers?"""
+    draws = []
+    for inputs in (base, changed):
+        with interventions.DrawRecorder() as recorder:
+            session.adapter.run(inputs, path)
+        draws.append(recorder.draws)
+    return draws[0] == draws[1]
 
 
 def _strongest_source(
