@@ -209,8 +209,7 @@ def _depends_on_state(stepper: CacheStepper) -> bool:
     adapter = stepper.adapter
     last_logits = []
     inputs = adapter.make_inputs(2, 4, seed=6)
-    other_prefix = adapter.sampler.resample(inputs.tokens, 7)[:, :3].to(inputs.tokens.dtype)
-    other_inputs = inputs.but(tokens=torch.cat([other_prefix, inputs.tokens[:, 3:]], 1))
+    other_inputs = inputs.blend(adapter.resample(inputs, 7), (torch.arange(4) < 3)[None])
     for variant in (inputs, other_inputs):
         _, state = stepper.step(variant, 0, 3, None, stepper.cache_kinds[0], CodePath())
         last_logits.append(stepper.step(variant, 3, 1, state, stepper.cache_kinds[0], CodePath())[0])
@@ -494,8 +493,7 @@ def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) 
         keep_mask = torch.ones(rows, length, dtype=torch.bool)
     if positions is None and adapter.positions_argument in required:
         positions = torch.arange(length).expand(rows, length)
-    return inputs.but(
-        tokens=inputs.tokens[:, start : start + size],
+    return inputs.select_positions(slice(start, start + size)).but(
         keep_mask=None if keep_mask is None else keep_mask[:, : start + size],
         positions=None if positions is None else positions[:, start : start + size],
     )

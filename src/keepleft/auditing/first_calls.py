@@ -113,7 +113,7 @@ def _find_call(session: AuditSession, path: CodePath) -> None:
 
 
 def _detect_flat_order(adapter: ModelAdapter, path: CodePath) -> None:
-    """Are in an output with rows and positions in one axis the positions of a row side by side, or the rows of
+    """Where rows and positions share an axis: are the positions of a row side by side, or the rows of
     a position? The order that keeps a change of one row within that row is right.
     """
     by_rows = adapter.selector

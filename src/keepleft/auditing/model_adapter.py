@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -48,6 +48,7 @@ class Inputs:
     positions: Tensor | None = None  # (B, T)
     segments: Tensor | None = None  # (B, T) 0: padding
     labels: Tensor | None = None  # (B, T)
+    sides: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T, …) arguments aligned with the tokens
     extra: Mapping[str, Any] = field(default_factory=dict)  # further arguments, by name
 
     def but(self, **changes: Any) -> Inputs:
@@ -55,7 +56,36 @@ class Inputs:
 
     def select_rows(self, rows: Tensor | slice) -> Inputs:
         """Tokens and source of some rows, or of all rows in another order."""
-        return self.but(tokens=self.tokens[rows], source=None if self.source is None else self.source[rows])
+        return self.but(
+            tokens=self.tokens[rows],
+            source=None if self.source is None else self.source[rows],
+            sides={name: side[rows] for name, side in self.sides.items()},
+        )
+
+    def select_positions(self, positions: Tensor | slice) -> Inputs:
+        """Some of the tokens of each row, and what is aligned with them."""
+        return self.but(
+            tokens=self.tokens[:, positions],
+            sides={name: side[:, positions] for name, side in self.sides.items()},
+        )
+
+    def blend(self, other: Inputs, mask: Tensor) -> Inputs:
+        """With the tokens of another call, and their sides, where a mask (B, T) or (1, T) is True."""
+
+        def choose(ours: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(mask.view(*mask.shape, *[1] * (ours.dim() - 2)), theirs.to(ours.dtype), ours)
+
+        return self.but(
+            tokens=choose(self.tokens, other.tokens),
+            sides={name: choose(side, other.sides[name]) for name, side in self.sides.items()},
+        )
+
+    def append(self, other: Inputs) -> Inputs:
+        """With the tokens of another call, and what is aligned with them, behind its own."""
+        return self.but(
+            tokens=torch.cat([self.tokens, other.tokens], 1),
+            sides={name: torch.cat([side, other.sides[name]], 1) for name, side in self.sides.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -171,6 +201,7 @@ class ModelAdapter:
         self.constant_arguments = {
             name: value for name, value in other_arguments.items() if not _has_axes(value)
         }
+        self._find_sides()
         self.positions_reset = any(
             role_of(name) == "positions"
             and isinstance(value, Tensor)
@@ -178,6 +209,21 @@ class ModelAdapter:
             and bool((value[:, 1:] <= value[:, :-1]).any())
             for name, value in self.example_arguments.items()
         )
+
+    def _find_sides(self) -> None:
+        """Of the further tensors, those with an entry for each position: actions, time features."""
+        example = self.example_arguments.get(self.main_argument)
+        self.side_samplers = {
+            name: probe_inputs.SideSampler(self._swap_time_axis(value))
+            for name, value in self.extra_tensors.items()
+            if example is not None
+            and value.dim() >= 2
+            and value.shape[:2] == example.shape[:2]
+            and value.dtype != torch.bool
+            and not value.is_complex()
+            and role_of(name) is None
+            and not (value.dim() > 2 and value.shape[-1] == value.shape[-2])
+        }
 
     def _find_sequences(self) -> tuple[str, str | None]:
         """The argument with the audited sequence, and the one with its source, if there is one."""
@@ -294,6 +340,7 @@ class ModelAdapter:
             for name, value in self.example_arguments.items()
             if name not in (main_argument, source_argument) and role_of(name) is None and _has_axes(value)
         }
+        self._find_sides()
         self.selector = None
         self.padding_argument, self.source_padding_argument = self._find_padding_arguments()
 
@@ -308,11 +355,28 @@ class ModelAdapter:
     # -- inputs and arguments of a call
 
     def make_inputs(self, batch: int, length: int | None = None, seed: int = 0) -> Inputs:
-        """Fresh tokens or features, and a source where there is one."""
-        tokens = self.sampler.sample(batch, self.length if length is None else length, seed)
+        """Fresh tokens or features, what is aligned with them, and a source where there is one."""
+        length = self.length if length is None else length
+        inputs = Inputs(
+            self.sampler.sample(batch, length, seed),
+            sides={
+                name: sampler.sample(batch, length, seed + 29 + n)
+                for n, (name, sampler) in enumerate(self.side_samplers.items())
+            },
+        )
         if self.source_sampler is None:
-            return Inputs(tokens)
-        return Inputs(tokens, self.source_sampler.sample(batch, self.source_length, seed + 17))
+            return inputs
+        return inputs.but(source=self.source_sampler.sample(batch, self.source_length, seed + 17))
+
+    def resample(self, inputs: Inputs, seed: int) -> Inputs:
+        """The same with another token at each position, and with something else aligned with it."""
+        return inputs.but(
+            tokens=self.sampler.resample(inputs.tokens, seed).to(inputs.tokens.dtype),
+            sides={
+                name: self.side_samplers[name].resample(side, seed + n)
+                for n, (name, side) in enumerate(inputs.sides.items())
+            },
+        )
 
     def arguments(self, inputs: Inputs, path: CodePath) -> dict[str, Any]:
         """The inputs as arguments of this model, by name."""
@@ -323,7 +387,9 @@ class ModelAdapter:
 
         out = dict(self.constant_arguments)
         for name, value in self.extra_tensors.items():
-            out[name] = cast(self._fit_to_batch(value, batch, length))
+            side = inputs.sides.get(name)
+            fitted = self._fit_to_batch(value, batch, length) if side is None else self._swap_time_axis(side)
+            out[name] = cast(fitted)
         out[self.main_argument] = self._swap_time_axis(cast(inputs.tokens))
         if self.source_argument is not None and inputs.source is not None:
             out[self.source_argument] = self._swap_time_axis(cast(inputs.source))
@@ -584,6 +650,22 @@ class ModelAdapter:
             stack.callback(setattr, self, "buffer_snapshot", self.buffer_snapshot)
             self.buffer_snapshot = isolation.snapshot_buffers(module)
             yield
+
+
+def perturbed(adapter: ModelAdapter, base: Inputs, candidates: Sequence[probe_inputs.Perturbation]) -> Inputs:
+    """The inputs with one perturbation in each row, as far as they go."""
+    length = base.tokens.shape[1]
+    mask = torch.zeros(base.tokens.shape[:2], dtype=torch.bool)
+    tokens = base.tokens.clone()
+    sides = {name: side.clone() for name, side in base.sides.items()}
+    for row, perturbation in enumerate(candidates):
+        mask[row] = perturbation.mask
+        tokens[row] = probe_inputs.perturb(adapter.sampler, base.tokens[row : row + 1], perturbation)[0]
+        for name, side in sides.items():
+            side[row] = adapter.side_samplers[name].resample(side[row : row + 1], length + perturbation.seed)[
+                0
+            ]
+    return base.blend(base.but(tokens=tokens, sides=sides), mask)
 
 
 def _has_axes(value: Any) -> bool:

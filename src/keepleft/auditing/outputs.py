@@ -32,7 +32,7 @@ def float_tensors(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...],
 
 
 def named_parts(value: Any) -> list[tuple[Any, Any]]:
-    """The parts of what a model may return, with their names: also those of distributions and of other objects
+    """The parts of what a model may return, with their names: of containers, distributions, and other objects
     with attributes.
     """
     if isinstance(value, Distribution):

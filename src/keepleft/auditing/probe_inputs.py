@@ -85,6 +85,27 @@ class FeatureSampler:
         ]
 
 
+@dataclass(frozen=True)
+class SideSampler:
+    """Samples what goes with each token: values that the example has at some position."""
+
+    example: Tensor  # (B, T, …)
+
+    def sample(self, batch: int, length: int, seed: int) -> Tensor:
+        """(B, T, …)"""
+        values = self.example.flatten(0, 1)
+        rng = torch.Generator().manual_seed(seed)
+        return values[torch.randint(0, len(values), (batch, length), generator=rng).to(values.device)]
+
+    def resample(self, side: Tensor, seed: int) -> Tensor:
+        """Others of the same shape; vectors that are all alike get some noise."""
+        new = self.sample(side.shape[0], side.shape[1], seed)
+        if new.is_floating_point() and torch.equal(new, side):
+            rng = torch.Generator().manual_seed(seed)
+            new = side + torch.randn(side.shape, generator=rng).to(side)
+        return new
+
+
 InputSampler = TokenSampler | FeatureSampler
 
 

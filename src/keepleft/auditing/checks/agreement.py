@@ -166,15 +166,10 @@ def _jittered_pairs(
     ]
     out = []
     for position in sorted({positions[0], positions[-1]}) if positions else ():
-        replacement = session.adapter.sampler.resample(call_pair.first.tokens, 77)[row, position].to(
-            call_pair.first.tokens.dtype
-        )
-        changed_pair = []
-        for inputs in (call_pair.first, call_pair.second):
-            tokens = inputs.tokens.clone()
-            tokens[row, position] = replacement
-            changed_pair.append(inputs.but(tokens=tokens))
-        out.append((changed_pair[0], changed_pair[1]))
+        replacement = session.adapter.resample(call_pair.first, 77)
+        mask = torch.zeros(replacement.tokens.shape[:2], dtype=torch.bool)
+        mask[row, position] = True
+        out.append((call_pair.first.blend(replacement, mask), call_pair.second.blend(replacement, mask)))
     return out
 
 

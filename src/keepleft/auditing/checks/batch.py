@@ -91,7 +91,10 @@ def _call_pair(session: AuditSession, base: Inputs, unchanged_rows: Tensor, new:
     def mix_rows(old: Tensor, new: Tensor) -> Tensor:
         return torch.where(unchanged_rows.view(-1, *[1] * (old.dim() - 1)), old, new.to(old.dtype))
 
-    changed = base.but(tokens=mix_rows(base.tokens, new))
+    changed = base.blend(
+        adapter.resample(base, 82).but(tokens=new.to(base.tokens.dtype)),
+        ~unchanged_rows[:, None].expand(base.tokens.shape[:2]),
+    )
     if base.source is not None and adapter.source_sampler is not None:
         changed = changed.but(source=mix_rows(base.source, adapter.source_sampler.resample(base.source, 83)))
     positions = unchanged_rows[:, None].expand(base.tokens.shape[:2]).nonzero()

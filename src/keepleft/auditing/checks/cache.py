@@ -282,8 +282,8 @@ class CacheTrial:
         adapter = self.session.adapter
         half = adapter.length // 2
         inputs = adapter.make_inputs(2, seed=190)
-        draft_tokens = adapter.sampler.resample(inputs.tokens, 191)[:, half:].to(inputs.tokens.dtype)
-        draft = inputs.but(tokens=torch.cat([inputs.tokens[:, :half], draft_tokens], 1))
+        is_draft = (torch.arange(inputs.tokens.shape[1]) >= half)[None]
+        draft = inputs.blend(adapter.resample(inputs, 191), is_draft)
         _, state = self.stepper.step(draft, 0, 2 * half, None, self.cache_kind, self.path)
         state = self.stepper.crop(state, half)
         if state is None:

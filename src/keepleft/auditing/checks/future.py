@@ -14,11 +14,10 @@ from keepleft.auditing import interventions, outputs, rounding
 from keepleft.auditing.checks import findings
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.model_adapter import CallError, Inputs, perturbed
 from keepleft.auditing.probe_inputs import (
     Perturbation,
     first_middle_last,
-    perturb,
     perturbations,
     single_source_perturbations,
 )
@@ -127,12 +126,7 @@ def _check_path(
                 session.skip(label, "the time was up in the middle of it")
                 return
             batch_candidates = candidates[n : n + batch]
-            token_rows = [
-                perturb(adapter.sampler, base.tokens[row : row + 1], perturbation)
-                for row, perturbation in enumerate(batch_candidates)
-            ]
-            token_rows += [base.tokens[row : row + 1] for row in range(len(token_rows), batch)]
-            changed = base.but(tokens=torch.cat(token_rows))
+            changed = perturbed(adapter, base, batch_candidates)
             change = rounding.max_change(out, adapter.run(changed, path))
             if not change.any():
                 continue
@@ -171,8 +165,7 @@ def _confirm(
             if changed_output.isnan().any():
                 findings.add_nan_finding(session, path, changed, changed_output, ON_PLAIN_INPUTS)
         return False
-    row_changed = base.but(tokens=base.tokens.clone())
-    row_changed.tokens[row] = changed.tokens[row]
+    row_changed = base.blend(changed, _mask(base, row))
     if len(base.tokens) > 1:  # does it come from other rows?
         row_change = rounding.max_change(adapter.run(base, path), adapter.run(row_changed, path))[row].cpu()
         if not (row_change[hits] > 0).any():
@@ -222,8 +215,7 @@ def _strongest_source(
     best_inputs = row_changed
     largest = 0.0
     for k in perturbation.mask.nonzero().flatten().tolist()[:64]:
-        source_changed = base.but(tokens=base.tokens.clone())
-        source_changed.tokens[row, k] = row_changed.tokens[row, k]
+        source_changed = base.blend(row_changed, _mask(base, row, k))
         change = float(rounding.max_change(out, adapter.run(source_changed, path))[row, reader])
         if change > largest:
             best = k
@@ -238,25 +230,25 @@ def _jittered_pairs(
     """The same perturbation with something else changed beside it: a longer sequence, or another token at
     either end.
     """
-    sampler = session.adapter.sampler
+    adapter = session.adapter
     batch, length = base.tokens.shape[:2]
     out = []
     for extra_length in (1, 3):
-        tail = sampler.sample(batch, extra_length, 900 + extra_length)
-        longer, longer_changed = (
-            inputs.but(tokens=torch.cat([inputs.tokens, tail], 1)) for inputs in (base, row_changed)
-        )
-        out.append((longer, longer_changed))
+        tail = adapter.make_inputs(batch, extra_length, 900 + extra_length)
+        out.append((base.append(tail), row_changed.append(tail)))
+    replacement = adapter.resample(base, 77)
     for position in (0, length - 1):
         if position != reader and not perturbation.mask[position]:
-            replacement = sampler.resample(base.tokens, 77)[:, position]
-            jittered = []
-            for inputs in (base, row_changed):
-                tokens = inputs.tokens.clone()
-                tokens[:, position] = replacement
-                jittered.append(inputs.but(tokens=tokens))
-            out.append((jittered[0], jittered[1]))
+            mask = (torch.arange(length) == position)[None]
+            out.append((base.blend(replacement, mask), row_changed.blend(replacement, mask)))
     return out
+
+
+def _mask(inputs: Inputs, row: int, position: int | None = None) -> Tensor:
+    """(B, T): True in one row, or at one position of it."""
+    mask = torch.zeros(inputs.tokens.shape[:2], dtype=torch.bool)
+    mask[row, slice(None) if position is None else position] = True
+    return mask
 
 
 # -- gradients ---------------------------------------------------------------------------------
@@ -286,8 +278,7 @@ def _gradient_probe(session: AuditSession, path: CodePath, length: int) -> None:
             relative = float(gradient[source]) / largest
             if relative < 1e-4 and not _persists_in_float64(session, path, base, reader, source, relative):
                 continue
-            changed = base.but(tokens=base.tokens.clone())
-            changed.tokens[0, source] = adapter.sampler.resample(base.tokens, 11)[0, source]
+            changed = base.blend(adapter.resample(base, 11), _mask(base, 0, source))
             change = rounding.change_on_path(session, path, base, changed, 0, reader)
             # a change too small for the model's own precision is shown in float64
             finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)
@@ -385,7 +376,7 @@ def _prefix_unchanged(
     """
     adapter = session.adapter
     long_inputs = adapter.make_inputs(1, long_length, seed=short_length + 40)
-    short_inputs = long_inputs.but(tokens=long_inputs.tokens[:, :short_length])
+    short_inputs = long_inputs.select_positions(slice(short_length))
     short_output = adapter.run(short_inputs, path)
     long_output = adapter.run(long_inputs, path)[:, :short_length]
     session.record_path(path, 1, long_length)

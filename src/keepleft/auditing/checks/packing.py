@@ -286,7 +286,7 @@ def _documents_are_separate(
 ) -> bool:
     """Does no sequence of a row change when another one does?"""
     adapter = session.adapter
-    new = adapter.sampler.resample(packed.tokens, 91)
+    new = adapter.resample(packed, 91)
     document_ids = torch.stack(
         [torch.cat([torch.full((length,), n) for n, length in enumerate(row.lengths)]) for row in rows]
     )
@@ -295,10 +295,7 @@ def _documents_are_separate(
         compared = torch.ones_like(compared)
     for changed_document in range(int(document_ids.max()) + 1):
         changed_mask = document_ids == changed_document
-        tokens = torch.where(
-            changed_mask.view(*changed_mask.shape, *[1] * (new.dim() - 2)), new, packed.tokens
-        )
-        changed_inputs = packed.but(tokens=tokens)
+        changed_inputs = packed.blend(new, changed_mask)
         for n, row in enumerate(rows):
             columns = (~changed_mask & compared)[n].nonzero()
             if changed_document >= len(row.lengths) or not len(columns):
@@ -335,10 +332,9 @@ def _documents_match_alone(
             if row.segment_ids[document] == 0 and not zero_is_ordinary:
                 continue
             single = packing_arguments.pack_single(
-                Inputs(
-                    packed.tokens[n : n + 1, start : start + length],
-                    None if packed.source is None else packed.source[n : n + 1],
-                )
+                packed.select_rows(slice(n, n + 1))
+                .select_positions(slice(start, start + length))
+                .but(keep_mask=None, source_keep_mask=None, positions=None, segments=None, extra={})
             )
             positions = torch.stack([torch.zeros(length, dtype=torch.long), torch.arange(length)], 1)
 

@@ -341,25 +341,27 @@ def unpad(
     if is_source:
         assert row_inputs.source is not None
         return row_inputs.but(source=row_inputs.source[:, keep_mask[row]])
-    tokens = row_inputs.tokens[:, keep_mask[row]]
+    row_inputs = row_inputs.select_positions(keep_mask[row])
     positions = (
-        torch.arange(tokens.shape[1])[None]
+        torch.arange(row_inputs.tokens.shape[1])[None]
         if side == "left" and adapter.positions_argument and not adapter.facts.is_keepleft
         else None
     )
-    return row_inputs.but(tokens=tokens, positions=positions)
+    return row_inputs.but(positions=positions)
 
 
 def refill_padding(
     adapter: ModelAdapter, inputs: Inputs, keep_mask: Tensor, is_source: bool, seed: int
 ) -> Inputs:
     """The same inputs with other tokens in the padding."""
-    tokens = inputs.source if is_source else inputs.tokens
-    assert tokens is not None
-    sampler = adapter.source_sampler if is_source else adapter.sampler
-    assert sampler is not None
-    new = sampler.resample(tokens, 300 + seed)
-    out = torch.where(
-        keep_mask.view(*keep_mask.shape, *[1] * (tokens.dim() - 2)), tokens, new.to(tokens.dtype)
+    if not is_source:
+        return inputs.blend(adapter.resample(inputs, 300 + seed), ~keep_mask)
+    source = inputs.source
+    assert source is not None
+    assert adapter.source_sampler is not None
+    new = adapter.source_sampler.resample(source, 300 + seed)
+    return inputs.but(
+        source=torch.where(
+            keep_mask.view(*keep_mask.shape, *[1] * (source.dim() - 2)), source, new.to(source.dtype)
+        )
     )
-    return inputs.but(source=out) if is_source else inputs.but(tokens=out)

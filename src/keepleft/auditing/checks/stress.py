@@ -14,8 +14,8 @@ from torch import Tensor
 from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks import findings
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
-from keepleft.auditing.model_adapter import Inputs
-from keepleft.auditing.probe_inputs import Perturbation, first_middle_last, perturb, perturbations
+from keepleft.auditing.model_adapter import Inputs, perturbed
+from keepleft.auditing.probe_inputs import Perturbation, first_middle_last, perturbations
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
@@ -45,11 +45,7 @@ def _check_magnitude(
             return _poisoned_pair(session, path, base, candidates, None)
         repeated = _repeat_row(base, len(candidates))
         amplifier = interventions.ScoreAmplifier(length, sign)
-        new = repeated.but(
-            tokens=torch.cat(
-                [perturb(adapter.sampler, base.tokens, perturbation) for perturbation in candidates]
-            )
-        )
+        new = perturbed(adapter, repeated, candidates)
         with amplifier.mode():
             base_output = adapter.run(repeated, path)
         if not amplifier.factors:
