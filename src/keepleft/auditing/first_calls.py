@@ -11,7 +11,8 @@ from keepleft.auditing import rounding
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.interventions import OpCounter
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter, PaddingArgument, UnauditableError
-from keepleft.auditing.outputs import Selector
+from keepleft.auditing.outputs import Selector, selector
+from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.session import AuditSession
 
 MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
@@ -87,6 +88,8 @@ def _find_call(session: AuditSession, path: CodePath) -> None:
     """
     adapter = session.adapter
     first_argument = adapter.main_argument
+    if _makes_decoder_input_of_labels(session, path):
+        return
     for candidate in adapter.other_sequences():
         for main_argument, source_argument in ((first_argument, candidate), (candidate, first_argument)):
             try:
@@ -105,11 +108,66 @@ def _find_call(session: AuditSession, path: CodePath) -> None:
         adapter.length = example_length
         adapter.run(adapter.make_inputs(2), path)
         session.note(f"it takes the example's length, {adapter.length}, but not every other")
-    except UnauditableError:
-        if adapter.signature.argument_for("targets") is None:
-            raise
+    except UnauditableError as error:
+        if not _audit_loss(session, path):
+            raise error
+
+
+def _audit_loss(session: AuditSession, path: CodePath) -> bool:
+    """Find scores for each position in a model that returns none: where targets are given, in what its loss
+    is computed from, or in the losses of positions, one by one. Returns whether that works.
+    """
+    adapter = session.adapter
+    inputs = adapter.make_inputs(2)
+    if adapter.signature.argument_for("targets") is not None:
         adapter.needs_targets = True
-        adapter.run(adapter.make_inputs(2), path)
+        if _runs(adapter, inputs, path):
+            return True
+    adapter.audit_loss_inputs()
+    if _runs(adapter, inputs, path):
+        session.note("it returns a loss: what that is computed from was audited")
+        return True
+    if adapter.audit_isolated_losses() and _runs(adapter, inputs, path):
+        session.note("it returns a loss: that of each position, with all other labels ignored, was audited")
+        return True
+    return False
+
+
+def _runs(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> bool:
+    try:
+        adapter.run(inputs, path)
+    except (CallError, UnauditableError):
+        return False
+    return True
+
+
+def _makes_decoder_input_of_labels(session: AuditSession, path: CodePath) -> bool:
+    """Does the model take a source and labels, and give scores for the labels, however many there are?"""
+    adapter = session.adapter
+    names = (adapter.signature.argument_for("labels"), adapter.signature.argument_for("targets"))
+    name = next((name for name in names if name is not None), None)
+    if (
+        name is None
+        or name == adapter.main_argument
+        or adapter.source_argument is not None
+        or adapter.signature.argument_for("target") is not None
+        or not isinstance(adapter.sampler, TokenSampler)
+        or session.claims_nothing
+    ):
+        return False
+    length = adapter.length + 4
+    inputs = adapter.make_inputs(2)
+    labels = adapter.sampler.sample(2, length, 9)
+    try:
+        with torch.no_grad():
+            out = adapter.run_raw(inputs.but(labels=labels), path)
+    except CallError:
+        return False
+    if selector(out, 2, length) is None or selector(out, 2, adapter.length) is not None:
+        return False
+    adapter.audit_labels_as_decoder_input(name)
+    session.note(f"its decoder reads {name}, shifted to the right")
+    return True
 
 
 def _detect_flat_order(adapter: ModelAdapter, path: CodePath) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.masks import Mask, mask_table
-from keepleft.auditing import isolation, outputs, probe_inputs
+from keepleft.auditing import call_forms, isolation, outputs, probe_inputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.introspect import Signature, introspect, role_of, signature, unwrap
 
@@ -139,7 +139,14 @@ class ModelAdapter:
         self.entry_point: Callable[..., Any] = (
             target if self.module is None else self.facts.entry_point or self.module
         )
+        if not (self.facts.is_huggingface or self.facts.is_keepleft):
+            self.entry_point = call_forms.training_step(self.module, example) or self.entry_point
         self.signature: Signature = signature(self.entry_point)
+        if not (self.facts.is_huggingface or self.facts.is_keepleft):
+            batch_call, example = call_forms.as_batch_call(self.entry_point, self.signature, example)
+            if batch_call is not None:
+                self.entry_point = batch_call
+                self.signature = batch_call.signature
         if self.module is not None:
             self.name = type(self.module).__name__
             self.device = parameters[0].device if parameters else torch.device("cpu")
@@ -155,6 +162,7 @@ class ModelAdapter:
         self.has_functional_dropout = False
         self.random_in_training = False
         self.needs_targets = False  # every position's logits come only where targets are given
+        self.feeds_labels = False  # its decoder reads the labels, shifted to the right
         self.selector: outputs.Selector | None = None  # found by the first call
         self.length, self.source_length = self._choose_lengths()
         self._assign_arguments(example)
@@ -390,7 +398,8 @@ class ModelAdapter:
             side = inputs.sides.get(name)
             fitted = self._fit_to_batch(value, batch, length) if side is None else self._swap_time_axis(side)
             out[name] = cast(fitted)
-        out[self.main_argument] = self._swap_time_axis(cast(inputs.tokens))
+        tokens = self._shift_left(inputs.tokens) if self.feeds_labels else inputs.tokens
+        out[self.main_argument] = self._swap_time_axis(cast(tokens))
         if self.source_argument is not None and inputs.source is not None:
             out[self.source_argument] = self._swap_time_axis(cast(inputs.source))
         out |= self._padding_values(inputs, path)
@@ -402,6 +411,12 @@ class ModelAdapter:
         out |= dict(path.extra_arguments)
         out |= dict(inputs.extra)
         return out
+
+    def _shift_left(self, tokens: Tensor) -> Tensor:
+        """The labels that a decoder makes these tokens of; the last one, which it does not read, is fixed."""
+        assert isinstance(self.sampler, probe_inputs.TokenSampler)
+        last = self.sampler.pool[:1].to(tokens.device).expand(len(tokens), 1)
+        return torch.cat([tokens[:, 1:], last], 1)
 
     def _swap_time_axis(self, tensor: Tensor) -> Tensor:
         """(B, T, …) to the model's own layout, or back."""
@@ -503,7 +518,7 @@ class ModelAdapter:
         out: dict[str, Tensor] = {}
         for role in ("labels", "targets"):
             argument = self.signature.argument_for(role)
-            if argument is None:
+            if argument is None or (argument == self.main_argument and inputs.labels is None):
                 continue
             if inputs.labels is not None:
                 out[argument] = inputs.labels
@@ -512,6 +527,29 @@ class ModelAdapter:
             elif argument in self.signature.required or (role == "targets" and self.needs_targets):
                 out[argument] = torch.zeros(inputs.tokens.shape[:2], dtype=torch.long)
         return out
+
+    # -- other forms of calls
+
+    def audit_loss_inputs(self) -> None:
+        """The model returns a loss alone: audit the scores that the loss is computed from."""
+        self.entry_point = call_forms.LossCall(self.entry_point, self.main_argument, self.time_axis)
+
+    def audit_isolated_losses(self) -> bool:
+        """Or else the losses of positions, one by one; False where it takes no labels."""
+        label_argument = self.signature.argument_for("labels") or self.signature.argument_for("targets")
+        if isinstance(self.entry_point, call_forms.LossCall):
+            self.entry_point = self.entry_point.function
+        if label_argument is None or not isinstance(self.sampler, probe_inputs.TokenSampler):
+            return False
+        self.entry_point = call_forms.IsolatedLossCall(
+            self.entry_point, self.main_argument, label_argument, int(self.sampler.pool[0])
+        )
+        return True
+
+    def audit_labels_as_decoder_input(self, label_argument: str) -> None:
+        """The model makes its decoder's input from labels: audit what the decoder reads of them."""
+        self.set_inputs(label_argument, self.main_argument)
+        self.feeds_labels = True
 
     # -- calls
 
@@ -522,7 +560,12 @@ class ModelAdapter:
 
     def run_raw(self, inputs: Inputs, path: CodePath) -> Any:
         """Whatever the model returns."""
-        return self.invoke(self.target if path.wrapped else self.entry_point, self.arguments(inputs, path))
+        function = self.entry_point
+        if path.wrapped:
+            function = (
+                function.through(self.target) if isinstance(function, call_forms.BatchCall) else self.target
+            )
+        return self.invoke(function, self.arguments(inputs, path))
 
     def invoke(
         self,

@@ -60,7 +60,7 @@ def container_parts(value: Any) -> list[tuple[Any, Any]]:
 
 
 # the parameters of distributions that say most, and the distributions inside others
-_DISTRIBUTION_PARTS = "logits loc mean scale base_dist mixture_distribution component_distribution".split()
+_DISTRIBUTION_PARTS = "logits loc scale base_dist mixture_distribution component_distribution".split()
 
 
 def _distribution_parts(distribution: Distribution) -> list[tuple[Any, Any]]:
@@ -123,10 +123,13 @@ def selector(value: Any, batch: int, length: int) -> Selector | None:
     return None
 
 
-def selectors(value: Any, batch: int, length: int) -> list[Selector]:
-    """For every tensor (B, T, …) or (B·T, …)."""
+def selectors(value: Any, batch: int, length: int, main: Selector | None) -> list[Selector]:
+    """For every tensor (B, T, …), or flat in the order of the main output."""
+    by_time = main is not None and main.flat and main.batch_axis == 1
     return [
-        Selector(key_path, 1, 0, flat=tensor.shape[:2] != (batch, length))
+        Selector(key_path, 1, 0)
+        if tensor.shape[:2] == (batch, length)
+        else Selector(key_path, 0 if by_time else 1, 1 if by_time else 0, flat=True)
         for key_path, tensor in float_tensors(value)
         if tensor.dim() >= 2 and (tensor.shape[:2] == (batch, length) or tensor.shape[0] == batch * length)
     ]

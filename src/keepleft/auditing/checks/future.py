@@ -71,8 +71,9 @@ def _check_other_outputs(session: AuditSession, path: CodePath) -> None:
     adapter = session.adapter
     with session.skip_on_error("future, further outputs"):
         with adapter.on_path(path), torch.no_grad():
-            selectors = outputs.selectors(adapter.run_raw(adapter.make_inputs(2), path), 2, adapter.length)
-        main_selector = adapter.selector
+            main_selector = adapter.selector
+            out = adapter.run_raw(adapter.make_inputs(2), path)
+            selectors = outputs.selectors(out, 2, adapter.length, main_selector)
         for selector in selectors[:6]:
             if selector != main_selector and session.run_cache.first_visit(("output", selector)):
                 try:

@@ -44,6 +44,9 @@ class LabelArgument:
 
 def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
     adapter = session.adapter
+    if adapter.feeds_labels:
+        session.skip("labels", "they are the decoder's input, and audited as that")
+        return
     label_argument = (
         _find_label_argument(session, paths[0]) if isinstance(adapter.sampler, TokenSampler) else None
     )
