@@ -215,7 +215,8 @@ class _LossInputs(TorchFunctionMode):
 class LossCall:
     """A function that returns a loss, called for the scores that the loss is computed from as well.
 
-    `main_argument`: has the shape (B, T, …).
+    Where labels are shifted within, the last token is not judged, and its scores are not among them: then the
+    function gets one token more.
     """
 
     function: Callable[..., Any]
@@ -224,22 +225,46 @@ class LossCall:
     layouts: list[_Layout | None] = field(default_factory=list)  # of the scores, found by the first call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tokens = kwargs[self.main_argument] if self.main_argument in kwargs else args[0]
-        sizes = (tokens.shape[0], tokens.shape[1])
-        batch, length = sizes if self.time_axis == 1 else sizes[::-1]
-        with _LossInputs() as seen:
-            out = self.function(*args, **kwargs)
-        tensors = seen.of_losses or seen.of_normalizers
+        batch, length = self._sizes(args, kwargs)
         if not any(self.layouts):
-            self.layouts = [_find_layout(tensor, batch, length) for tensor in tensors]
+            self.layouts = [_find_layout(scores, batch, length) for scores in self._call(args, kwargs)[0]]
+        num_missing = max((layout.num_missing for layout in self.layouts if layout is not None), default=0)
+        if num_missing:
+            sizes = (batch, length) if self.time_axis == 1 else (length, batch)
+            args = tuple(self._extend(value, "", sizes) for value in args)
+            kwargs = {name: self._extend(value, name, sizes) for name, value in kwargs.items()}
+        found, out = self._call(args, kwargs)
         scores = [
-            layout.by_position(tensor, batch, length)
-            for tensor, layout in zip(tensors, self.layouts, strict=False)
+            layout.by_position(tensor, batch, length + num_missing)[:, :length]
+            for tensor, layout in zip(found, self.layouts, strict=False)
             if layout is not None
         ]
         loss = out if isinstance(out, Tensor) else dict(container_parts(out)).get("loss", out)
         names = ("logits", *(f"logits_{n}" for n in range(1, len(scores))))
         return {**dict(zip(names, scores, strict=False)), "loss": loss}
+
+    def _sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
+        """The batch, and the length."""
+        tokens = kwargs[self.main_argument] if self.main_argument in kwargs else args[0]
+        return (tokens.shape[0], tokens.shape[1])[:: 1 if self.time_axis == 1 else -1]
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
+        """The scores, and what the function returns."""
+        with _LossInputs() as seen:
+            out = self.function(*args, **kwargs)
+        return seen.of_losses or seen.of_normalizers, out
+
+    def _extend(self, value: Any, name: str, sizes: tuple[int, int]) -> Any:
+        """A tensor (B, T, …) with its last position once more; a label there is ignored."""
+        if not isinstance(value, Tensor) or value.shape[:2] != sizes:
+            return value
+        last = value.narrow(self.time_axis, value.shape[self.time_axis] - 1, 1)
+        is_label = role_of(name) in ("labels", "targets") and name != self.main_argument
+        if is_label and not value.is_floating_point():
+            last = torch.full_like(last, IGNORED)
+        elif role_of(name) == "positions":
+            last = last + 1
+        return torch.cat([value, last], self.time_axis)
 
 
 class _Layout(NamedTuple):
@@ -251,13 +276,12 @@ class _Layout(NamedTuple):
     num_missing: int
 
     def by_position(self, scores: Tensor, batch: int, length: int) -> Tensor:
-        """(B, T, …), with zeros where there are none."""
+        """(B, T, …), as far as there are scores; length: of what the function was given."""
         if self.form == "(B, C, T)":
-            scores = scores.transpose(1, 2)
-        elif self.form == "(B·T, …)":
-            scores = scores.reshape(batch, length - self.num_missing, *scores.shape[1:])
-        missing = scores.new_zeros(batch, self.num_missing, *scores.shape[2:])
-        return torch.cat([scores, missing], 1)
+            return scores.transpose(1, 2)
+        if self.form == "(B·T, …)":
+            return scores.reshape(batch, length - self.num_missing, *scores.shape[1:])
+        return scores
 
 
 def _find_layout(scores: Tensor, batch: int, length: int) -> _Layout | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import interventions, outputs, rounding
+from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks import findings
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
 from keepleft.auditing.code_paths import CodePath
@@ -46,9 +47,10 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
     if "gradient" in session.probes:
         for path in [plain_path, plain_path.but(train=True)] if session.budget.exhaustive else [plain_path]:
             _gradient_probe(session, path, adapter.length)
-    if "magnitude" in session.probes:
+    has_own_scores = not isinstance(adapter.entry_point, IsolatedLossCall)  # others pass through one sum
+    if "magnitude" in session.probes and has_own_scores:
         magnitude_probe(session, plain_path)
-    if "poison" in session.probes:
+    if "poison" in session.probes and has_own_scores:
         poison_probe(session, plain_path)
     if "length" in session.probes:
         _length_probe(session, plain_path)
