@@ -1,0 +1,1 @@
+"""Part A: masks, paths, models without attention, interfaces."""
