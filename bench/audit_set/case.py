@@ -1,4 +1,4 @@
-"""One case of the audit's test set: a model, what is wrong with it if anything, and a proof by brute force."""
+"""One case of the audit's test set: a model, what is wrong with it if anything, and a proof."""
 
 from __future__ import annotations
 

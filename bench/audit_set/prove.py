@@ -1,4 +1,4 @@
-"""Proofs of the audit's test set: every leak leaks and every honest model does not, without any code of the audit.
+"""Proofs of the audit's test set, without code of the audit: leaks leak, and honest models do not.
 
     python bench/audit_set/prove.py [NAME …]
 

@@ -235,9 +235,10 @@ class FlagLM(nn.Module):
     leaks=True,
     kinds=("cache",),
     modules=("layers.0", "layers.1", ""),
-    after="after pytorch/pytorch #108108 (is_causal is aligned to the top left: wrong for chunks after a past)",
+    after="after pytorch/pytorch #108108 (is_causal is aligned to the top left: wrong after a past)",
     prove=lambda: cache(
-        ready(causal_flag_with_a_past), chunked(lambda text, past, _: ready(causal_flag_with_a_past)(text, past))
+        ready(causal_flag_with_a_past),
+        chunked(lambda text, past, _: ready(causal_flag_with_a_past)(text, past)),
     ),
 )
 def causal_flag_with_a_past() -> dict[str, Any]:
@@ -404,7 +405,8 @@ def beams_without_conv() -> dict[str, Any]:
     leaks=False,
     after="a private state object that reorders all it holds, changed in place",
     prove=lambda: max(
-        cache(ready(private_state), streaming(ready(private_state)), reorder=True), future(ready(private_state))
+        cache(ready(private_state), streaming(ready(private_state)), reorder=True),
+        future(ready(private_state)),
     ),
 )
 def private_state() -> dict[str, Any]:

@@ -62,7 +62,7 @@ class BoundaryLM(DocumentLM):
     leaks=True,
     kinds=("packing",),
     modules=("", *(f"layers.{i}{part}" for i in (0, 1) for part in ("", ".attn"))),
-    after="a common mistake: the boundary is off by one, and a document's first token is given to the one before",
+    after="a common mistake: the boundary is off by one, and first tokens are given to the text before",
     prove=lambda: packing(ready(boundary_one_late)),
 )
 def boundary_one_late() -> dict[str, Any]:
@@ -147,12 +147,12 @@ class TapByTapMixer(ResettingMixer):
     """The same with a convolution that adds one tap after another, each only inside its text."""
 
     def short_conv(self, x: Tensor, seq_idx: Tensor) -> Tensor:
-        y = x * self.conv.weight[:, 0, -1]
-        for back in range(1, self.taps):
-            same = F.pad(seq_idx[:, back:] == seq_idx[:, :-back], (back, 0)) if back < x.shape[1] else None
-            if same is not None:
-                y = y + F.pad(x, (0, 0, back, 0))[:, :-back] * same[..., None] * self.conv.weight[:, 0, -1 - back]
-        return y + self.conv.bias
+        taps = self.conv.weight[:, 0]
+        y = x * taps[:, -1] + self.conv.bias
+        for back in range(1, min(self.taps, x.shape[1])):
+            same = (seq_idx[:, back:] == seq_idx[:, :-back])[..., None]
+            y = y + F.pad(x[:, :-back] * same * taps[:, -1 - back], (0, 0, back, 0))
+        return y
 
 
 class RecurrentLM(nn.Module):
@@ -234,7 +234,8 @@ class PretrainLM(DocumentLM):
     ) -> SimpleNamespace:
         logits, loss = super().forward(input_ids, segment_ids), None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), self.next_labels(labels, segment_ids).flatten())
+            goals = self.next_labels(labels, segment_ids)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), goals.flatten())
         return SimpleNamespace(loss=loss, logits=logits)
 
 
@@ -256,7 +257,7 @@ def loss_over_the_boundary(build: Any) -> float:
     total = 0.0
     for segment, length in enumerate(lengths):
         single = text[:, ids[0] == segment]
-        total += float(next_token(model(single).logits, single)) * (length - 1)
+        total += next_token(model(single).logits, single).item() * (length - 1)
     return relative(model(text, ids, text).loss, total / (sum(lengths) - len(lengths)))
 
 
@@ -407,7 +408,7 @@ def prove_row_positions() -> float:
     text, ids = tokens(1, 12, 13), torch.tensor([[0] * 5 + [1] * 7])
     with torch.no_grad():
         rounding = distance(logits_of(model(text, ids))[:, 5:], logits_of(model(text[:, 5:])))
-    if rounding > 1e-5 or VOCAB != model.head.out_features:
+    if rounding > 1e-5 or model.head.out_features != VOCAB:
         return rounding
     return max(packing(model, alone=False), future(model))
 

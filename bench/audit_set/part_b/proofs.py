@@ -101,10 +101,7 @@ def future(call: Callable[[Tensor], Any], *, time: int = 9, reach: int = 0, voca
 
 @torch.no_grad()
 def packing(
-    call: Callable[[Tensor, Tensor], Any],
-    *,
-    lengths: Sequence[int] = (4, 1, 6, 3),
-    alone: bool = True,
+    call: Callable[[Tensor, Tensor], Any], *, lengths: Sequence[int] = (4, 1, 6, 3), alone: bool = True
 ) -> float:
     """Other neighbours, and each sequence alone against packed; call(tokens, segment ids)."""
     ids = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
