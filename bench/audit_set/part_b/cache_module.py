@@ -29,8 +29,8 @@ class ReferenceAttention(nn.Module):
         self.cache_k = torch.zeros(max_batch_size, n_heads, max_seq_len, dim // n_heads)
         self.cache_v = torch.zeros(max_batch_size, n_heads, max_seq_len, dim // n_heads)
 
-    def end_of_keys(self, start_pos: int, seqlen: int) -> int:
-        return start_pos + seqlen
+    def read(self, cache: Tensor, new: Tensor, start_pos: int) -> Tensor:
+        return torch.cat([cache[: len(new), :, :start_pos], new], dim=2)
 
     def forward(self, x: Tensor, start_pos: int, mask: Tensor | None) -> Tensor:
         bsz, seqlen, _ = x.shape
@@ -40,15 +40,10 @@ class ReferenceAttention(nn.Module):
         self.cache_k, self.cache_v = self.cache_k.to(xq), self.cache_v.to(xq)
         self.cache_k[:bsz, :, start_pos : start_pos + seqlen] = xk.detach()
         self.cache_v[:bsz, :, start_pos : start_pos + seqlen] = xv.detach()
-        end = self.end_of_keys(start_pos, seqlen)
-        if start_pos == 0 and seqlen > 1:
-            keys, values = xk, xv
-        else:
-            keys, values = self.cache_k[:bsz, :, :end], self.cache_v[:bsz, :, :end]
+        keys, values = self.read(self.cache_k, xk, start_pos), self.read(self.cache_v, xv, start_pos)
         scores = xq @ keys.mT / math.sqrt(xq.shape[-1])
-        if mask is not None:
-            scores = scores + mask
-        return self.wo(merge(scores.float().softmax(-1).type_as(xq) @ values))
+        scores = scores if mask is None else scores + mask
+        return self.wo(merge(scores.softmax(-1) @ values))
 
 
 class HighMarkAttention(ReferenceAttention):
@@ -56,26 +51,11 @@ class HighMarkAttention(ReferenceAttention):
 
     filled = 0
 
-    def end_of_keys(self, start_pos: int, seqlen: int) -> int:
-        self.filled = max(self.filled, start_pos + seqlen)
-        return self.filled if seqlen == 1 else start_pos + seqlen
-
-
-class ExactAttention(ReferenceAttention):
-    """The same with a softmax in the precision of the model."""
-
-    def forward(self, x: Tensor, start_pos: int, mask: Tensor | None) -> Tensor:
-        bsz, seqlen, _ = x.shape
-        xq, xk, xv = (split(w(x), self.n_heads) for w in (self.wq, self.wk, self.wv))
-        positions = torch.arange(start_pos, start_pos + seqlen)
-        xq, xk = rotate(xq, positions), rotate(xk, positions)
-        self.cache_k, self.cache_v = self.cache_k.to(xq).detach(), self.cache_v.to(xq).detach()
-        self.cache_k[:bsz, :, start_pos : start_pos + seqlen] = xk
-        self.cache_v[:bsz, :, start_pos : start_pos + seqlen] = xv
-        keys, values = (c[:bsz, :, : start_pos + seqlen] for c in (self.cache_k, self.cache_v))
-        scores = xq @ keys.mT / math.sqrt(xq.shape[-1])
-        scores = scores if mask is None else scores + mask
-        return self.wo(merge(scores.softmax(-1) @ values))
+    def read(self, cache: Tensor, new: Tensor, start_pos: int) -> Tensor:
+        self.filled = max(self.filled, start_pos + new.shape[2])
+        if new.shape[2] == 1:
+            return cache[: len(new), :, : self.filled]
+        return super().read(cache, new, start_pos)
 
 
 class ReferenceTransformer(nn.Module):
@@ -134,7 +114,7 @@ def prove_start_pos() -> float:
 )
 def start_pos_reference() -> dict[str, Any]:
     torch.manual_seed(0)
-    return {"target": ReferenceTransformer(ExactAttention)}
+    return {"target": ReferenceTransformer(ReferenceAttention)}
 
 
 class KVCache(nn.Module):
@@ -435,7 +415,7 @@ class TimeFirstLM(nn.Module):
         memory = torch.cat([memory, kv])
         k, v = memory.chunk(2, dim=-1)
         back = torch.arange(len(memory) - len(x), len(memory))[:, None] - torch.arange(len(memory))
-        scores = torch.einsum("tbd,sbd->bts", q, k) / 4 - 0.3 * back
+        scores = torch.einsum("tbd,sbd->bts", q, k) / 4 - 0.3 * back.to(x.dtype)
         y = torch.einsum("bts,sbd->tbd", scores.masked_fill(back < 0, -math.inf).softmax(-1), v)
         return self.head(x + y + self.mlp(x + y)).transpose(0, 1), memory
 

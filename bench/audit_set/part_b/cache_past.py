@@ -221,7 +221,7 @@ class FlagLM(nn.Module):
     def forward(self, idx: Tensor, cache: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
         offset, dim = 0 if cache is None else cache[0].shape[2], self.embed.embedding_dim
         t = torch.arange(offset, offset + idx.shape[1], dtype=self.head.weight.dtype)[:, None]
-        rate = 30.0 ** (-torch.arange(dim // 2) * 2 / dim)
+        rate = 30.0 ** (-torch.arange(dim // 2).to(t.dtype) * 2 / dim)
         x = self.embed(idx) + torch.cat([(t * rate).sin(), (t * rate).cos()], dim=-1)
         new_cache = []
         for i, layer in enumerate(self.layers):
@@ -554,7 +554,7 @@ class Int8LM(nn.Module):
         x = self.embed(tokens)
         k, v = cache["k"].append(self.k(x)), cache["v"].append(self.v(x))
         back = torch.arange(k.shape[1] - x.shape[1], k.shape[1])[:, None] - torch.arange(k.shape[1])
-        scores = self.q(x) @ k.mT / 4 - 0.2 * back
+        scores = self.q(x) @ k.mT / 4 - 0.2 * back.to(x.dtype)
         x = x + scores.masked_fill(back < 0, float("-inf")).softmax(-1) @ v
         return self.head(x + self.mlp(x))
 
