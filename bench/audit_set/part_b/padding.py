@@ -363,9 +363,9 @@ class WaveformEncoder(nn.Module):
     kinds=("padding",),
     modules=("norm",),
     after="a common mistake: a group norm over time, as in wav2vec 2.0 base, beside padding of zeros",
-    prove=lambda: padding(ready(group_norm_over_time)),
+    prove=lambda: padding(ready(group_norm_beside_padding)),
 )
-def group_norm_over_time() -> dict[str, Any]:
+def group_norm_beside_padding() -> dict[str, Any]:
     torch.manual_seed(0)
     return {"target": WaveformEncoder(), "claim": kl.full}
 
