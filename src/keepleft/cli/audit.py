@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.cli import audit_targets
+from keepleft.cli.audit_hints import explain_files
 from keepleft.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def audit_model(
     zoo: str | None = None,
     workers: int | None = None,
     address: str | None = None,
+    explain: bool = False,
     json: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
@@ -58,9 +60,13 @@ def audit_model(
           model = MyModel(vocab=100)
           return model, torch.randint(0, 100, (2, 16))
 
+    Where a model cannot be built, hints for its source files are printed without running them:
+
+      keepleft audit --explain my/model.py
+
     Args:
         inputs: a folder, a GGUF file, an installed model, a name on the Hugging Face hub, or code:
-            FILE.py:NAME or MODULE:NAME
+            FILE.py:NAME or MODULE:NAME. With --explain, Python files and folders of them
         hf_config: a Hugging Face config.json. The model gets random weights
         arch: the class of transformers, such as AutoModelForCausalLM. If not given, the one that the
             configuration names
@@ -81,8 +87,14 @@ def audit_model(
         workers: audit the classes of --zoo on this many workers, by Ray
         address: the Ray cluster of the workers: auto, HOST:PORT or ray://HOST:PORT. If not given, Ray is
             started on this machine
-        json: print the complete report as JSON
+        explain: name suspicious lines of .py files, without running them. Hints are no verdict: the exit
+            code is 0, or 2 where a file is missing or is not Python
+        json: print the complete report as JSON. With --explain, one object per hint and line
     """
+    if explain:
+        return explain_files(
+            inputs, json=json, other_options=explicit_options - {"inputs", "explain", "json"}
+        )
     if zoo is not None:
         return _zoo(zoo, inputs, budget=budget, html=html, json=json, workers=workers, address=address)
     if workers is not None or address is not None:
@@ -154,7 +166,10 @@ def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, wit
     if hf_config is not None:
         return f"{hf_config}, random weights"
     if inputs[0].endswith(".py"):
-        raise ValueError(f"{inputs[0]} is code: say which function builds the model, as in {inputs[0]}:build")
+        raise ValueError(
+            f"{inputs[0]} is code: say which function builds the model, as in {inputs[0]}:build, or give "
+            "--explain for hints without running it"
+        )
     if with_ == "transformers" and audit_targets.is_code(inputs[0]):
         raise ValueError(f"--with transformers is for model directories: {inputs[0]} is code")
     return inputs[0]

@@ -250,6 +250,7 @@ COMMANDS = (
         ),
         options={
             "What to check": "claim checks budget",
+            "Without running": "explain",
             "Models of transformers": "hf_config arch with zoo",
             "Reports": "html junit json",
         },
