@@ -238,7 +238,7 @@ class OnlineAttention(GuardedAttention):
             shrink, part = torch.exp(highest - self.shift(new)), torch.exp(block - self.shift(new))
             parts = [old * shrink for old in parts] + [part]
             total, highest = total * shrink + part.sum(-1, keepdim=True), new
-        return torch.cat(parts, dim=-1) / total.clamp(min=1e-20)
+        return torch.cat(parts, dim=-1) / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 class ShiftedOnlineAttention(OnlineAttention):

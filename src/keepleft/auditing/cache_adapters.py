@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.kv_cache import DynamicCache, StaticCache
-from keepleft.auditing import outputs
+from keepleft.auditing import isolation, outputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.introspect import ARGUMENT_NAMES, role_of
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
@@ -27,7 +27,7 @@ GROWING_CACHE = "a growing cache"
 # keepleft's own: cropping them is not audited
 OWN_CACHES = (DecoderState, DynamicCache, StaticCache)
 # positions of the new tokens, for models that keep their cache inside
-POSITION_ARGUMENTS = ("input_pos", "cache_position", "cache_positions", "input_positions")
+POSITION_ARGUMENTS = tuple(ARGUMENT_NAMES["slots"].split())
 # by custom these take the whole sequence so far, and only its last token is computed
 FULL_PREFIX_ARGUMENTS = ("incremental_state",)
 # methods that read a prompt, with those that take a step
@@ -42,6 +42,7 @@ _STEP_METHODS = ("step", "decode_step", "decode_one", "forward_step")
 _INIT_STATE_METHOD = re.compile(
     r"^(init|initial|allocate|empty|zero|new|make|create|begin|get_initial)_\w*(states?|caches?|hidden)$"
 )
+_SET_UP_METHOD = re.compile(r"^(setup|set_up|set|init|initialize|allocate|make|create|enable)_(kv_)?caches?$")
 _STATE_WORDS = frozenset(
     "cache caches past state states mem mems kv hx cx h c h0 c0 hidden cell carry incremental "
     "inference".split()
@@ -450,15 +451,27 @@ def _from_position_argument(
     adapter: ModelAdapter, name: str, reorder: Callable[..., Any] | None
 ) -> CacheStepper:
     """forward(tokens, input_pos). Raises CallError where these are mere positions and nothing is cached."""
-    stepper = _internal_cache_stepper(
-        adapter, name, lambda start, size: torch.arange(start, start + size), reorder
-    )
-    if not _depends_on_state(stepper):
-        raise CallError(
-            f"given {name}, it keeps nothing from call to call: set its caches up first, or give "
-            "prefill= and step= to check one"
+    for set_up in (None, *_set_up_methods(adapter)):
+        stepper = _internal_cache_stepper(
+            adapter, name, lambda start, size: torch.arange(start, start + size), reorder, set_up
         )
-    return stepper
+        with isolation.preserve_state(adapter.module):
+            if _depends_on_state(stepper):
+                return stepper
+    raise CallError(
+        f"given {name}, it keeps nothing from call to call: set its caches up first, or give prefill= and "
+        "step= to check one"
+    )
+
+
+def _set_up_methods(adapter: ModelAdapter) -> list[Callable[..., Any]]:
+    """Methods that make the caches of a model, as setup_caches(batch, length) does."""
+    module = adapter.module
+    return [
+        method
+        for name in (dir(type(module)) if module is not None else ())
+        if _SET_UP_METHOD.match(name) and callable(method := getattr(module, name, None))
+    ]
 
 
 def _internal_cache_stepper(
@@ -466,10 +479,17 @@ def _internal_cache_stepper(
     name: str,
     argument_value: Callable[[int, int], Any],
     reorder: Callable[..., Any] | None,
+    set_up: Callable[..., Any] | None = None,
 ) -> CacheStepper:
+    """`set_up`: called before each sequence."""
+
     def advance(
         inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
     ) -> tuple[Tensor, Any]:
+        if set_up is not None and state is None:
+            rows, length = inputs.tokens.shape[:2]
+            arguments = _init_arguments(set_up, rows, length, path.dtype or adapter.dtype, adapter.device)
+            adapter.invoke(set_up, {}, *arguments)
         chunk = _slice_inputs(adapter, inputs, start, size)
         chunk = chunk.but(extra={**chunk.extra, name: argument_value(start, size)})
         return adapter.select_output(adapter.run_raw(chunk, path), chunk.tokens.shape[0], size), True

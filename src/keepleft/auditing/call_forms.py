@@ -80,10 +80,15 @@ def as_batch_call(
     if example is None or isinstance(example, Tensor):
         return None, example
     names = call_signature.names
-    is_mapping = isinstance(example, Mapping)
-    if not is_mapping or (not set(example) & set(names) and len(call_signature.required or names[:1]) == 1):
-        is_several = isinstance(example, tuple | list) and len(call_signature.required) > 1
+    if not isinstance(example, Mapping):
+        is_several = isinstance(example, tuple | list) and (
+            len(example) == 1
+            or len(call_signature.required) > 1
+            or (role_of(names[0]) is not None and len(example) <= len(names))
+        )
         example = dict(zip(names, example, strict=False)) if is_several else {names[0]: example}
+    elif not set(example) & set(names) and len(call_signature.required or names[:1]) == 1:
+        example = {names[0]: example}
     call = BatchCall(function, example)
     if not call.leaves:
         return None, example
@@ -173,6 +178,29 @@ def training_step(module: nn.Module | None, example: Any) -> Callable[..., Any] 
     return call
 
 
+# -- one vector for each text ------------------------------------------------------------------
+
+
+@dataclass
+class PooledCall:
+    """A function that gives (B, D), called for (B, T, D): the same at each position."""
+
+    function: Callable[..., Any]
+    main_argument: str
+    time_axis: int = 1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tokens = kwargs[self.main_argument] if self.main_argument in kwargs else args[0]
+        batch, length = (tokens.shape[0], tokens.shape[1])[:: 1 if self.time_axis == 1 else -1]
+        out = self.function(*args, **kwargs)
+        pooled = [
+            vector.reshape(batch, 1, -1).expand(-1, length, -1)
+            for _, vector in float_tensors(out)
+            if vector.dim() >= 1 and len(vector) == batch
+        ]
+        return {f"output_{n}": vectors for n, vectors in enumerate(pooled)}
+
+
 # -- a loss alone ------------------------------------------------------------------------------
 
 
@@ -223,17 +251,24 @@ class LossCall:
     main_argument: str
     time_axis: int = 1
     layouts: list[_Layout | None] = field(default_factory=list)  # of the scores, found by the first call
+    in_pieces: bool = False  # a loss that is computed in chunks
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         batch, length = self._sizes(args, kwargs)
         if not any(self.layouts):
-            self.layouts = [_find_layout(scores, batch, length) for scores in self._call(args, kwargs)[0]]
+            found = self._call(args, kwargs)[0]
+            self.layouts = [_find_layout(scores, batch, length) for scores in found]
+            if not any(self.layouts) and len({scores.shape[1:] for scores in found}) == 1:
+                self.layouts = [_find_layout(torch.cat(found), batch, length)]
+                self.in_pieces = any(self.layouts)
         num_missing = max((layout.num_missing for layout in self.layouts if layout is not None), default=0)
         if num_missing:
             sizes = (batch, length) if self.time_axis == 1 else (length, batch)
             args = tuple(self._extend(value, "", sizes) for value in args)
             kwargs = {name: self._extend(value, name, sizes) for name, value in kwargs.items()}
         found, out = self._call(args, kwargs)
+        if self.in_pieces:
+            found = [torch.cat(found)]
         scores = [
             layout.by_position(tensor, batch, length + num_missing)[:, :length]
             for tensor, layout in zip(found, self.layouts, strict=False)

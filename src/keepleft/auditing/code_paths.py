@@ -252,7 +252,7 @@ def _dtype_paths(session: AuditSession) -> Iterator[CodePath]:
     for dtype in (torch.bfloat16, torch.float32, torch.float64)[: 3 if exhaustive else 2]:
         if dtype != adapter.dtype and (dtype != torch.float64 or session.supports_float64):
             yield CodePath(dtype=dtype)
-    if exhaustive and adapter.dtype == torch.float32:
+    if adapter.dtype == torch.float32:
         yield CodePath(autocast=True)
 
 

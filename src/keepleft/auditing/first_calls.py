@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from keepleft.attention.masks import full
 from keepleft.auditing import rounding
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.interventions import OpCounter
@@ -15,6 +16,7 @@ from keepleft.auditing.outputs import Selector, selector
 from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.session import AuditSession
 
+ISOLATED_LENGTH = 7  # of a model that is called once for each position
 MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
 
 
@@ -101,6 +103,12 @@ def _find_call(session: AuditSession, path: CodePath) -> None:
     try:
         adapter.run(adapter.make_inputs(2), path)
     except CallError:
+        target_argument = adapter.signature.argument_for("target")
+        if target_argument is not None and adapter.source_argument is None:
+            adapter.set_inputs(target_argument, first_argument)
+            if _runs(adapter, adapter.make_inputs(2), path):
+                return
+            adapter.set_inputs(first_argument, None)
         example = adapter.example_arguments.get(adapter.main_argument)
         example_length = 0 if example is None else example.shape[adapter.time_axis]
         if example_length < 2 or example_length == adapter.length:
@@ -108,9 +116,9 @@ def _find_call(session: AuditSession, path: CodePath) -> None:
         adapter.length = example_length
         adapter.run(adapter.make_inputs(2), path)
         session.note(f"it takes the example's length, {adapter.length}, but not every other")
-    except UnauditableError as error:
-        if not _audit_loss(session, path):
-            raise error
+    except UnauditableError:
+        if not (_audit_loss(session, path) or _audit_pooled_output(session, path)):
+            raise
 
 
 def _audit_loss(session: AuditSession, path: CodePath) -> bool:
@@ -127,10 +135,29 @@ def _audit_loss(session: AuditSession, path: CodePath) -> bool:
     if _runs(adapter, inputs, path):
         session.note("it returns a loss: what that is computed from was audited")
         return True
-    if adapter.audit_isolated_losses() and _runs(adapter, inputs, path):
+    adapter.audit_output()
+    if not adapter.audit_isolated_losses():
+        return False
+    adapter.length = min(adapter.length, ISOLATED_LENGTH)
+    if _runs(adapter, adapter.make_inputs(2), path):
+        session.budget = replace(session.budget, exhaustive=False)
         session.note("it returns a loss: that of each position, with all other labels ignored, was audited")
         return True
+    adapter.audit_output()
     return False
+
+
+def _audit_pooled_output(session: AuditSession, path: CodePath) -> bool:
+    """One vector for each text, which may read all of it, but no padding and no other text."""
+    adapter = session.adapter
+    entry_point = adapter.entry_point
+    adapter.audit_pooled_output()
+    if not _runs(adapter, adapter.make_inputs(2), path):
+        adapter.entry_point = entry_point
+        return False
+    session.claim = full
+    session.note("it gives one vector for each text, which may read all of it")
+    return True
 
 
 def _runs(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> bool:

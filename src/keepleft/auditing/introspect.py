@@ -319,8 +319,8 @@ def implementation_flags(module: nn.Module) -> list[tuple[str, Any]]:
 # role → the argument names that the field uses for it, the most usual first
 ARGUMENT_NAMES = {
     # the audited sequence, and the one that it attends to
-    "target": "decoder_input_ids decoder_inputs_embeds tgt target tgt_tokens target_tokens tgt_ids trg "
-    "trg_ids decoder_inputs decoder_tokens prev_output_tokens dec_inputs x_dec",
+    "target": "decoder_input_ids decoder_inputs_embeds prev_output_tokens decoder_inputs decoder_tokens "
+    "dec_inputs x_dec tgt target tgt_tokens target_tokens tgt_ids trg trg_ids",
     "source": "src source src_tokens source_tokens src_ids source_ids encoder_inputs encoder_tokens",
     "embeddings": "inputs_embeds input_embeds inputs_embeddings input_embeddings",
     "tokens": "input_ids tokens ids idx token_ids input_values input_features inputs_embeds x inputs input "
@@ -347,6 +347,7 @@ ARGUMENT_NAMES = {
     "kv_caches caches past_kv past_kvs past_state",
     "use_cache": "use_cache return_cache",
     "start": "start_pos",
+    "slots": "input_pos cache_position cache_positions input_positions",
     "count": "num_items_in_batch",
     "weights": "output_attentions return_attention return_attentions need_weights return_weights return_attn "
     "output_attn",

@@ -273,6 +273,7 @@ class ModelAdapter:
     def _make_sampler(self, example: Any, vocab_size: int | None) -> probe_inputs.InputSampler:
         facts = self.facts
         min_size = 0
+        token_shape: tuple[int, ...] = ()
         if isinstance(example, Tensor):
             if example.dim() < 2 or not example.numel() or example.is_complex():
                 raise ValueError(
@@ -282,13 +283,16 @@ class ModelAdapter:
             if example.is_floating_point():
                 return probe_inputs.feature_sampler(self._swap_time_axis(example))
             min_size = int(example.max()) + 1
+            token_shape = tuple(example.shape[2:])
         vocab_size = vocab_size or facts.vocab_size or self._embedding_size(min_size)
         if not vocab_size:
             raise ValueError(
                 f"what {self.name} takes is not known: give an example, a tensor of ids (B, T) or features "
                 "(B, T, D), or a dict of forward arguments"
             )
-        return probe_inputs.token_sampler(vocab_size, facts.excluded_tokens, facts.special_tokens)
+        return probe_inputs.token_sampler(
+            vocab_size, facts.excluded_tokens, facts.special_tokens, token_shape
+        )
 
     def _embedding_size(self, min_size: int) -> int:
         """The size of the smallest embedding table that holds the example's ids; min_size where there is
@@ -404,6 +408,7 @@ class ModelAdapter:
             out[self.source_argument] = self._swap_time_axis(cast(inputs.source))
         out |= self._padding_values(inputs, path)
         out |= self._position_values(inputs)
+        out |= self._start_values(length)
         out |= self._label_values(inputs, path)
         if path.embeddings:
             out[self.signature.argument_for("embeddings") or ""] = self._embed(out.pop(self.main_argument))
@@ -491,6 +496,16 @@ class ModelAdapter:
                 out[argument] = default if value is None else value
         return out
 
+    def _start_values(self, length: int) -> dict[str, Any]:
+        """Where the tokens stand, in the form that models with a cache of their own require it."""
+        out: dict[str, Any] = {}
+        for name in self.signature.required:
+            if role_of(name) == "start":
+                out[name] = 0
+            elif role_of(name) == "slots":
+                out[name] = torch.arange(length)
+        return out
+
     def _embed(self, tokens: Tensor) -> Tensor:
         """The vectors that the model looks up for tokens. Raises CallError where its table is not known."""
         table = self.embedding_table
@@ -534,17 +549,24 @@ class ModelAdapter:
         """The model returns a loss alone: audit the scores that the loss is computed from."""
         self.entry_point = call_forms.LossCall(self.entry_point, self.main_argument, self.time_axis)
 
+    def audit_output(self) -> None:
+        """What the model returns itself, again."""
+        assert isinstance(self.entry_point, call_forms.LossCall | call_forms.IsolatedLossCall)
+        self.entry_point = self.entry_point.function
+
     def audit_isolated_losses(self) -> bool:
         """Or else the losses of positions, one by one; False where it takes no labels."""
         label_argument = self.signature.argument_for("labels") or self.signature.argument_for("targets")
-        if isinstance(self.entry_point, call_forms.LossCall):
-            self.entry_point = self.entry_point.function
         if label_argument is None or not isinstance(self.sampler, probe_inputs.TokenSampler):
             return False
         self.entry_point = call_forms.IsolatedLossCall(
             self.entry_point, self.main_argument, label_argument, int(self.sampler.pool[0])
         )
         return True
+
+    def audit_pooled_output(self) -> None:
+        """The model gives one vector for each text: it is audited as if every position had it."""
+        self.entry_point = call_forms.PooledCall(self.entry_point, self.main_argument, self.time_axis)
 
     def audit_labels_as_decoder_input(self, label_argument: str) -> None:
         """The model makes its decoder's input from labels: audit what the decoder reads of them."""

@@ -20,11 +20,14 @@ class TokenSampler:
 
     pool: Tensor  # (n,) sorted
     special_tokens: tuple[int, ...] = ()  # ids that attributes of the model name
+    token_shape: tuple[int, ...] = ()  # of what stands at each position: one id, or one of each codebook
 
     def sample(self, batch: int, length: int, seed: int) -> Tensor:
-        """(B, T), no two neighbours alike"""
+        """(B, T, …), no two neighbours alike"""
         n = len(self.pool)
         rng = torch.Generator().manual_seed(seed)
+        if self.token_shape:
+            return self.pool[torch.randint(0, n, (batch, length, *self.token_shape), generator=rng)]
         if n <= 3:  # too few for neighbours to differ and still be random
             return self.pool[torch.randint(0, n, (batch, length), generator=rng)]
         steps = torch.randint(1, n, (batch, length), generator=rng)
@@ -110,12 +113,15 @@ InputSampler = TokenSampler | FeatureSampler
 
 
 def token_sampler(
-    vocab_size: int, excluded_tokens: AbstractSet[int], special_tokens: tuple[int, ...]
+    vocab_size: int,
+    excluded_tokens: AbstractSet[int],
+    special_tokens: tuple[int, ...],
+    token_shape: tuple[int, ...] = (),
 ) -> TokenSampler:
     """Samples from all ids but the excluded ones, or from all where nothing would be left."""
     ids = [token for token in range(vocab_size) if token not in excluded_tokens] or range(vocab_size)
     known_tokens = tuple(token for token in special_tokens if 0 <= token < vocab_size)
-    return TokenSampler(torch.tensor(ids), known_tokens[:MAX_SPECIAL_TOKENS])
+    return TokenSampler(torch.tensor(ids), known_tokens[:MAX_SPECIAL_TOKENS], token_shape)
 
 
 def feature_sampler(example: Tensor) -> FeatureSampler:

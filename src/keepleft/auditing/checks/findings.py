@@ -152,20 +152,26 @@ def reproducer(
     if path.implementation:
         lines.append(f"model.set_attn_implementation({path.implementation!r})")
     if base.tokens.is_floating_point():
-        positions = (base.tokens != changed.tokens).flatten(2).any(2)[row].nonzero().flatten().tolist()
+        differs = base.tokens != changed.tokens
+        positions = differs[row].reshape(len(differs[row]), -1).any(1).nonzero().flatten().tolist()
         lines += [f"a = torch.randn({tuple(base.tokens.shape)}); b = a.clone(); b[{row}, {positions}] += 1.0"]
     else:
-        positions = (base.tokens != changed.tokens)[row].nonzero().flatten().tolist()
+        differs = (base.tokens != changed.tokens)[row]
+        positions = differs.reshape(len(differs), -1).any(1).nonzero().flatten().tolist()
         row_index = row if len(base.tokens) > 1 else 0
         lines += [
             f"a = torch.tensor({base.tokens.tolist()}); b = a.clone()",
-            "; ".join(f"b[{row_index}, {k}] = {int(changed.tokens[row, k])}" for k in positions),
+            "; ".join(f"b[{row_index}, {k}] = {_as_code(changed.tokens[row, k])}" for k in positions),
         ]
     extra = "".join(f", {name}={value!r}" for name, value in path.extra_arguments)
     call_code = f"model({adapter.main_argument}={{}}{extra}){adapter.selector.as_code()}[{row}, {reader}]"
     return "\n".join(
         [*lines, f"({call_code.format('a')} - {call_code.format('b')}).abs().max()  # must be 0"]
     )
+
+
+def _as_code(token: Tensor) -> str:
+    return str(int(token)) if token.dim() == 0 else f"torch.tensor({token.tolist()})"
 
 
 def add_nan_finding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import outputs, rounding
+from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import format_size, remedy
 from keepleft.auditing.code_paths import CodePath
@@ -20,6 +22,8 @@ from keepleft.auditing.session import AuditSession
 from keepleft.nn.loss import IGNORE_INDEX
 
 MAX_LENGTH = 300  # of the longest sequence that is tried
+IGNORED_TOLERANCE = 1e-4  # of the loss
+_BALANCED = re.compile(r"router|gate|expert|moe|quanti[sz]|codebook", re.I)  # losses over all tokens
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,12 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
                 if session.reduced_coverage
                 else [(variant, batch_size) for variant in variants for batch_size in (2, 1)]
             )
-            if all(_labels_aligned(session, path, variant, batch_size) for variant, batch_size in trials):
+            if isinstance(adapter.entry_point, IsolatedLossCall):
+                _check_isolated_labels(session, path, label_argument, adapter.entry_point)
+                continue
+            if all(
+                _labels_aligned(session, path, variant, batch_size) for variant, batch_size in trials
+            ) and _ignored_row_is_free(session, path, label_argument):
                 _check_accumulation(session, path)
                 if not session.reduced_coverage:
                     _check_long_sequence(session, path, label_argument)
@@ -84,7 +93,8 @@ def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument
     for role in ("labels", "targets"):
         name = adapter.signature.argument_for(role)
         if name is not None:
-            return LabelArgument(adapter, name, shift if role == "labels" else 0, True)
+            by_custom = shift if role == "labels" else 0
+            return LabelArgument(adapter, name, _shift_in_example(adapter, name, by_custom), True)
     candidates = [
         name
         for name in adapter.signature.arguments_for("target")
@@ -108,6 +118,24 @@ def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument
         if loss_value is not None and torch.equal(logits, other_logits):
             return label_argument
     return None
+
+
+def _shift_in_example(adapter: ModelAdapter, name: str, by_custom: int) -> int:
+    """The shift that the example shows: 0 where its labels are the tokens that follow, 1 where they are the
+    tokens themselves; by custom where it shows neither.
+    """
+    tokens, labels = (adapter.example_arguments.get(argument) for argument in (adapter.main_argument, name))
+    if not isinstance(tokens, Tensor) or not isinstance(labels, Tensor) or tokens.shape != labels.shape:
+        return by_custom
+    if adapter.time_axis == 0:
+        tokens, labels = tokens.transpose(0, 1), labels.transpose(0, 1)
+    if tokens.dim() != 2 or tokens.shape[1] < 3:
+        return by_custom
+    judged = labels[:, 1:] >= 0
+    if bool((labels[:, 1:] == tokens[:, 1:])[judged].all()):
+        return 1 if by_custom else 0
+    judged = labels[:, :-1] >= 0
+    return 0 if bool((labels[:, :-1] == tokens[:, 1:])[judged].all()) else by_custom
 
 
 def _logits_ignore_labels(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
@@ -402,6 +430,95 @@ def _labels_aligned(
             )
             return False
     return label_argument.count_argument is not None or probe.check_all_labels()
+
+
+def _ignored_row_is_free(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
+    """A row whose labels are all ignored must not count: the loss is the same whatever its tokens are. A
+    smoothed loss may smooth over it, for instance. Where experts are balanced, every row counts.
+    """
+    adapter = session.adapter
+    if adapter.module is None or any(_BALANCED.search(name) for name, _ in adapter.module.named_modules()):
+        return True
+    inputs = adapter.make_inputs(2, seed=186)
+    labels = inputs.tokens.clone()
+    labels[1] = IGNORE_INDEX
+    other_row = torch.tensor([[False], [True]]).expand(labels.shape)
+    changed = inputs.blend(adapter.resample(inputs, 187), other_row)
+    losses = [label_argument.loss(given, labels, path) for given in (inputs, changed)]
+    session.record_path(path, 2)
+    size = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
+    if not size > IGNORED_TOLERANCE:
+        return True
+    session.add_finding(
+        Finding(
+            "labels",
+            None,
+            None,
+            size,
+            path.label(2),
+            "",
+            f"labels of {IGNORE_INDEX} are counted: the loss moves by {size:.2g} of itself with the tokens "
+            "of a row that has no other labels; leave out what is ignored before anything is summed.",
+            "labels",
+        ),
+        "ignored",
+    )
+    return False
+
+
+def _check_isolated_labels(
+    session: AuditSession, path: CodePath, label_argument: LabelArgument, call: IsolatedLossCall
+) -> None:
+    """Where there is a loss and no scores: each label by itself must count, and must not be judged by what
+    has read it.
+    """
+    adapter = session.adapter
+    inputs = adapter.make_inputs(2, seed=188)
+    length = inputs.tokens.shape[1]
+    shift = label_argument.shift
+    assert isinstance(adapter.sampler, TokenSampler)
+    losses = []
+    for label in adapter.sampler.pool[[0, -1]].tolist():
+        call.label = int(label)
+        losses.append(adapter.run(inputs, path)[..., 0])
+    call.label = int(adapter.sampler.pool[0])
+    session.record_path(path, 2, length)
+    unjudged = (losses[0] == losses[1]).all(0).nonzero().flatten().tolist()
+    missed = [position for position in unjudged if position >= shift]
+    if missed:
+        session.add_finding(
+            Finding(
+                "labels",
+                None,
+                missed[0],
+                1.0,
+                path.label(2, length),
+                "",
+                f"the label at position {missed[0]} is judged by nothing: the loss is the same whatever it "
+                f"is; {remedy('labels', '')}.",
+                "labels",
+            ),
+            "unjudged",
+        )
+        return
+    if not shift or session.has_finding("future"):
+        return
+    position = length // 2
+    changed = inputs.blend(adapter.resample(inputs, 189), (torch.arange(length) == position)[None])
+    new_losses = adapter.run(changed, path)[..., 0]
+    if bool((new_losses[:, position] != losses[0][:, position]).any()):
+        session.add_finding(
+            Finding(
+                "labels",
+                position,
+                position,
+                1.0,
+                path.label(2, length),
+                "",
+                _misalignment_message(0, position, 0, position, shift) + f"; {remedy('labels', '')}.",
+                "labels",
+            )
+        )
 
 
 def _check_long_sequence(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> None:

@@ -9,10 +9,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from keepleft.auditing import outputs
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import add_nan_finding
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter
+from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession, RunCache
 
 # where each sequence of a row begins and ends: 0, and the cumulative lengths
@@ -101,6 +103,9 @@ def packing(session: AuditSession, paths: Sequence[CodePath]) -> None:
             with session.skip_on_error(f"packing, {layout}, {path.label(len(rows))}"):
                 if not _check_documents(session, path, packing_arguments, rows, num_precisions):
                     break
+    if packing_arguments.mode == "segments" and not session.has_finding("packing"):
+        with session.skip_on_error("packing, the loss at the border of texts"):
+            _check_loss_at_borders(session, paths[0], packing_arguments)
     if (
         packing_arguments.mode == "segments"
         and adapter.positions_argument is not None
@@ -108,6 +113,51 @@ def packing(session: AuditSession, paths: Sequence[CodePath]) -> None:
         and not session.has_finding("packing")
     ):
         _check_without_positions(session, paths[0])
+
+
+def _check_loss_at_borders(
+    session: AuditSession, path: CodePath, packing_arguments: PackingArguments
+) -> None:
+    """A loss that is told where texts begin must not ask one for the first token of the next."""
+    adapter = session.adapter
+    name = adapter.signature.argument_for("labels")
+    if name is None or adapter.facts.is_huggingface or adapter.facts.is_keepleft or adapter.source_argument:
+        return
+    row = _layouts(session, packing_arguments)[0][1][0]
+    inputs = packing_arguments.pack(adapter.make_inputs(1, seed=95), [row])
+    start = row.starts[1]
+    losses = []
+    with adapter.on_path(path):
+        for label in inputs.tokens[0, :2].tolist():
+            labels = inputs.tokens.clone()
+            labels[0, start] = label
+            with torch.no_grad():
+                out = adapter.run_raw(inputs.but(labels=labels), path)
+            loss = outputs.find(out, ("loss", "lm_loss"))
+            if (
+                not isinstance(loss, Tensor)
+                or loss.numel() != 1
+                or inputs.tokens[0, 0] == inputs.tokens[0, 1]
+            ):
+                return
+            losses.append(float(loss))
+    session.record_path(path, 1, adapter.length)
+    if losses[0] == losses[1]:
+        return
+    session.add_finding(
+        Finding(
+            "packing",
+            start - 1,
+            start,
+            abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12),
+            path.label(1, adapter.length),
+            "",
+            f"the label at position {start}, where a text begins, is judged by position {start - 1}, where "
+            "its neighbour ends: the loss crosses the border; give the first label of each text -100.",
+            "labels",
+        ),
+        "border",
+    )
 
 
 def _find_packing_arguments(adapter: ModelAdapter) -> PackingArguments | None:
@@ -187,6 +237,10 @@ def _check_positions_only(session: AuditSession, packing_arguments: PackingArgum
             session.skip(*line.split(": ", 1))
     if separated and separated[0]:
         session.record_path(paths[0], 1, session.adapter.length)
+        for layout, rows in _layouts(session, packing_arguments)[1:]:  # texts of one token among them
+            with session.skip_on_error(f"packing, {layout}, {paths[0].label(len(rows))}"):
+                if not _check_documents(session, paths[0], packing_arguments, rows, 1):
+                    return
         if not all(separated):
             session.note(f"positions that begin anew keep packed texts apart only with {use_cache}=False")
     elif separated:

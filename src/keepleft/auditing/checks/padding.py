@@ -232,8 +232,8 @@ def _padded_inputs(
     real_lengths = {
         1: [shorter],
         2: [shorter, full_length],
-        3: [full_length, shorter, shortest],
-        5: [full_length, shorter, shortest, shortest + 1, shorter],
+        3: [shorter, shortest, full_length],  # sorted by length, they are no longer in pairs
+        5: [shortest, full_length, shorter, shortest + 1, shorter],
     }[batch_size]
     keep_mask = make_keep_mask(torch.tensor(real_lengths).clamp(min=2), full_length, side)
     inputs = adapter.make_inputs(batch_size, seed=60 + amount)
