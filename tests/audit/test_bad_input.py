@@ -109,7 +109,7 @@ BAD = {
     sleeps: "longer than",
     broken: "nothing but NaN",
     partly_broken: "NaN",
-    pooled: "for each position",
+    pooled: "one vector for each text",
     changes_input: "in place",
     remembers_elsewhere: "keeps state",
     rolls_dice: "random numbers",

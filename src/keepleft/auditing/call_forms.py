@@ -80,6 +80,7 @@ def as_batch_call(
     if example is None or isinstance(example, Tensor):
         return None, example
     names = call_signature.names
+    original = example
     if not isinstance(example, Mapping):
         is_several = isinstance(example, tuple | list) and (
             len(example) == 1
@@ -91,7 +92,8 @@ def as_batch_call(
         example = {names[0]: example}
     call = BatchCall(function, example)
     if not call.leaves:
-        return None, example
+        has_tensors = any(isinstance(value, Tensor) for value in example.values())
+        return None, example if has_tensors else original
     rest = {
         name: value
         for name, value in example.items()

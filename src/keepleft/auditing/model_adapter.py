@@ -342,6 +342,7 @@ class ModelAdapter:
             and value.shape[0] == example.shape[0]
             and value.dtype != torch.bool
             and value.shape[-1] != value.shape[-2]
+            and not role_of(name) == role_of(self.main_argument) == "target"
         ]
 
     def set_inputs(self, main_argument: str, source_argument: str | None) -> None:

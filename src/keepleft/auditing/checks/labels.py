@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +22,6 @@ from keepleft.nn.loss import IGNORE_INDEX
 
 MAX_LENGTH = 300  # of the longest sequence that is tried
 IGNORED_TOLERANCE = 1e-4  # of the loss
-_BALANCED = re.compile(r"router|gate|expert|moe|quanti[sz]|codebook", re.I)  # losses over all tokens
 
 
 @dataclass(frozen=True)
@@ -433,32 +431,34 @@ def _labels_aligned(
 
 
 def _ignored_row_is_free(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
-    """A row whose labels are all ignored must not count: the loss is the same whatever its tokens are. A
-    smoothed loss may smooth over it, for instance. Where experts are balanced, every row counts.
+    """The tokens of a row whose labels are all ignored must not weigh the more, the fewer other labels there
+    are: then something is summed over ignored labels and divided by the number of the others, as a smoothed
+    loss may be. A mean over all positions, which is no loss of labels, stays the same.
     """
     adapter = session.adapter
-    if adapter.module is None or any(_BALANCED.search(name) for name, _ in adapter.module.named_modules()):
-        return True
     inputs = adapter.make_inputs(2, seed=186)
-    labels = inputs.tokens.clone()
-    labels[1] = IGNORE_INDEX
-    other_row = torch.tensor([[False], [True]]).expand(labels.shape)
+    other_row = torch.tensor([[False], [True]]).expand(inputs.tokens.shape[:2])
     changed = inputs.blend(adapter.resample(inputs, 187), other_row)
-    losses = [label_argument.loss(given, labels, path) for given in (inputs, changed)]
+    few = torch.full_like(inputs.tokens, IGNORE_INDEX)
+    few[0, 1] = inputs.tokens[0, 1]
+    many = torch.where(other_row, IGNORE_INDEX, inputs.tokens)
+    moves = []
+    for labels in (few, many):
+        losses = [label_argument.loss(given, labels, path) for given in (inputs, changed)]
+        moves.append(abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12))
     session.record_path(path, 2)
-    size = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
-    if not size > IGNORED_TOLERANCE:
+    if not (moves[0] > IGNORED_TOLERANCE and moves[0] > 2 * moves[1]):
         return True
     session.add_finding(
         Finding(
             "labels",
             None,
             None,
-            size,
+            moves[0],
             path.label(2),
             "",
-            f"labels of {IGNORE_INDEX} are counted: the loss moves by {size:.2g} of itself with the tokens "
-            "of a row that has no other labels; leave out what is ignored before anything is summed.",
+            f"labels of {IGNORE_INDEX} are counted: the loss moves by {moves[0]:.2g} of itself with the "
+            "tokens of a row that has no other labels; leave out what is ignored before anything is summed.",
             "labels",
         ),
         "ignored",

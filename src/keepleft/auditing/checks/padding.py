@@ -233,7 +233,7 @@ def _padded_inputs(
         1: [shorter],
         2: [shorter, full_length],
         3: [shorter, shortest, full_length],  # sorted by length, they are no longer in pairs
-        5: [shortest, full_length, shorter, shortest + 1, shorter],
+        5: [full_length, shortest, shortest + 1, shorter, shorter],
     }[batch_size]
     keep_mask = make_keep_mask(torch.tensor(real_lengths).clamp(min=2), full_length, side)
     inputs = adapter.make_inputs(batch_size, seed=60 + amount)
