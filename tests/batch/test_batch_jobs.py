@@ -366,7 +366,7 @@ def test_what_a_batch_job_refuses(models, tmp_path, capsys):
     assert "has the results of another job: its options is" in other
     write_rows(path, TEXTS[:6])
     changed = refused(*batch, "--output", tmp_path / "done", "--max-new-tokens", 2)
-    assert "another job: its files is" in changed
+    assert "a.jsonl has changed since; give another --output" in changed
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,14 @@ def processes_called(mark: str, root: int) -> list[int]:
     return [process for process in descendants(root) if mark in title(process)]
 
 
-def start_keepleft(*arguments: object, **environment: str) -> subprocess.Popen:
+def start_keepleft(*arguments: object, own_group: bool = False, **environment: str) -> subprocess.Popen:
+    """`own_group`: a process group, which a signal can be sent to."""
     path = os.pathsep.join(sys.path)
     return subprocess.Popen(
         [sys.executable, "-m", "keepleft", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=own_group,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
     )

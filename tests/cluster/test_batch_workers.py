@@ -70,7 +70,7 @@ def test_workers_draw_what_one_process_draws(models, tmp_path):
     assert main([str(argument) for argument in (*arguments, *limit, "--output", tmp_path / "alone")]) == 0
     error = finish(start_keepleft(*arguments, *limit, "--output", tmp_path / "out", "--workers", "2"))
     assert_same(read_results(tmp_path / "out"), read_results(tmp_path / "alone"))
-    assert "1 rows failed" in error
+    assert "1 row failed" in error
 
 
 def test_what_a_cluster_cannot_do_is_one_line(models, tmp_path):

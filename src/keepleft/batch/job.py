@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from keepleft import __version__
 from keepleft.batch import storage
-from keepleft.batch.rows import ID_FIELD, TEXT_FIELD, Row, RowReader, count_rows
+from keepleft.batch.rows import ID_FIELD, TEXT_FIELD, Row, RowReader, check_field, count_rows
 from keepleft.batch.tasks import TaskSpec
 from keepleft.disk.fingerprint import fingerprint
 
@@ -137,6 +137,8 @@ def make_job(
     paths = list(dict.fromkeys(path for pattern in patterns for path in storage.list_files(pattern)))
     paths = [storage.absolute(path) for path in paths]
     files = tuple((path, count_rows(path, field)) for path in paths)
+    for path, _ in files:
+        check_field(path, field)
     storage.make_folder(output)
     names = storage.names_in(output)
     if any(name.startswith(PART_PREFIX) for name in names) and JOB_NAME in names:
@@ -237,12 +239,25 @@ def _with_seed(spec: TaskSpec, seed: int) -> TaskSpec:
 
 def _check_same_job(output: str, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise FileExistsError, naming the difference, unless the folder has this very job."""
+    if changed := _first_change(saved.get("files"), wanted["files"]):
+        raise FileExistsError(f"{output} has the results of another job: {changed}; give another --output")
     for name in wanted:
         if name != VERSION_FIELD and saved.get(name) != wanted[name]:
             raise FileExistsError(
                 f"{output} has the results of another job: its {name} is {_short(saved.get(name))}, and this "
                 f"one's {_short(wanted[name])}; give another --output"
             )
+
+
+def _first_change(saved: Any, wanted: list[list[Any]]) -> str:
+    """How the input files differ from those of the job; empty where they do not."""
+    before = {name: rest for name, *rest in saved} if isinstance(saved, list) else {}
+    for name, *rest in wanted:
+        if name not in before:
+            return f"{name} was not among its files"
+        if before.pop(name) != rest:
+            return f"{name} has changed since"
+    return f"{next(iter(before))} was among its files" if before else ""
 
 
 def _short(value: Any) -> str:

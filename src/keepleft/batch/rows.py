@@ -21,6 +21,7 @@ SUFFIXES = (TEXT_SUFFIX, JSON_SUFFIX, PARQUET_SUFFIX)
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # a file without line breaks must not fill the memory
 PARQUET_BATCH_ROWS = 1024
+CHECKED_ROWS = 100  # of a file, for the field that is asked for
 MAX_SHOWN_BYTES = 400  # of a line that is no row
 TEXT_FIELD = "text"
 ID_FIELD = "id"
@@ -64,6 +65,25 @@ def count_rows(path: str, field: str = TEXT_FIELD) -> int:
             count += block.count(b"\n")
             last = block
     return count + (not last.endswith(b"\n"))
+
+
+def check_field(path: str, field: str) -> None:
+    """Raise ValueError if none of the first objects of a .jsonl file has the field."""
+    if file_suffix(path) != JSON_SUFFIX:
+        return
+    names: set[str] = set()
+    for line in islice(_read_lines(path), CHECKED_ROWS):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            if field in record:
+                return
+            names.update(map(str, record))
+    if names:
+        shown = ", ".join(sorted(names))
+        raise ValueError(f"{path} has no field {field!r}, but {shown}: name one with --field")
 
 
 class RowReader:

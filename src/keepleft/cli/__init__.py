@@ -29,9 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
         with repeat_lost_interrupts():
             exit_code = _print_help(arguments) if _asks_for_help(arguments) else _run_command(arguments)
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("keepleft: stopped", file=sys.stderr)
-        return 130
+        return getattr(interrupt, "exit_code", 130)
     except BrokenPipeError:  # the reader of our output has closed the pipe
         _discard_stdout()
         return 0

@@ -147,7 +147,8 @@ def _print_report(report: dict[str, Any], num_new: int, output: str) -> None:
         file=sys.stderr,
     )
     if report["failed"]:
-        print(f"{report['failed']:,} rows failed; {output}/report.json names them:", file=sys.stderr)
+        rows, them = ("row", "it") if report["failed"] == 1 else ("rows", "them")
+        print(f"{report['failed']:,} {rows} failed; {output}/report.json names {them}:", file=sys.stderr)
         for failure in report["failures"][:MAX_SHOWN_FAILURES]:
             print(f"  {failure['file']}:{failure['line']}: {failure['error']}", file=sys.stderr)
     print(output)

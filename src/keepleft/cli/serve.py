@@ -279,7 +279,12 @@ def _serve_replicas(
         print(f"keepleft: {_open_server_warning(host)}", file=sys.stderr)
     from keepleft.cluster.memory import process_memory_lines
     from keepleft.cluster.serve import running_replicas
+    from keepleft.pipelines.loading import resolve_model
 
+    if address is None:
+        resolve_model(options.path)  # rather than when Ray has started
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     what = "a replica" if replicas == 1 else f"{replicas} replicas"
     print(f"keepleft: starting {what}, which takes a while …", file=sys.stderr, flush=True)
     with (
@@ -302,10 +307,13 @@ def _serve_replicas(
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
     """An event that the first SIGINT or SIGTERM sets; a second one raises KeyboardInterrupt."""
+    from keepleft.cluster.signals import is_repeated_signal
+
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        is_repeated = is_repeated_signal()
+        if stop.is_set() and not is_repeated:
             raise KeyboardInterrupt
         stop.set()
 

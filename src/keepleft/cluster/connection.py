@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
+from typing import Any, cast
+
+from keepleft.cluster.signals import SigtermHandler
 
 CLIENT_SCHEME = "ray://"
 CONNECT_SECONDS = 5.0
@@ -56,27 +61,40 @@ def errors_in_one_line(what: str) -> Iterator[None]:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return re.sub(r"^(ValueError|OSError|FileNotFoundError|ImportError): ", "", lines[-1])  # ours: sentences
 
 
 @contextmanager
 def ray_connection(address: str | None) -> Iterator[ModuleType]:
     """Ray, connected to the cluster at an address; without one, to a cluster of this machine alone.
 
-    Raises ConnectionError.
+    SIGTERM raises TerminatedError. Raises ConnectionError.
     """
     ray = import_ray()
-    from ray.exceptions import RayError
-
     if ray.is_initialized():
         yield ray
         return
+    with SigtermHandler() as handler:
+        _start(ray, address)
+        try:
+            handler.begin_raising()
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _start(ray: ModuleType, address: str | None) -> None:
+    from ray.exceptions import RayError
+
     # "local": not the cluster that RAY_ADDRESS or an earlier `ray start` names
     options = {"address": "local", "include_dashboard": False} if address is None else {"address": address}
     try:
         if address is not None:
             _check_reachable(address)
-        with _without_stderr():  # of Ray's C++ part, which tells of its log level
+        # without the standard error of Ray's C++ part, which tells of its log level
+        with _without_stderr(), _in_own_session():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -85,10 +103,25 @@ def ray_connection(address: str | None) -> Iterator[ModuleType]:
             f"there is no Ray cluster {where} ({reason}): start one with `ray start --head`, or leave "
             "--address out"
         ) from error
+
+
+@contextmanager
+def _in_own_session() -> Iterator[None]:
+    """Ray's processes get a session of their own: a signal for all processes of a command is for this one to
+    handle, while it still needs them. Ray's own handler of SIGTERM is left out.
+    """
+    from ray._private import services as ray_services
+    from ray._private import utils as ray_utils
+
+    services, utils = cast(Any, ray_services), cast(Any, ray_utils)
+    original, set_handler = services.ConsolePopen, utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    if os.name == "posix":
+        services.ConsolePopen = partial(original, start_new_session=True)
     try:
-        yield ray
+        yield
     finally:
-        ray.shutdown()
+        services.ConsolePopen, utils.set_sigterm_handler = original, set_handler
 
 
 def _check_reachable(address: str) -> None:
