@@ -86,6 +86,7 @@ def audit(
                 isolation.preserve_state(adapter.module),
                 isolation.randomize_zero_weights(adapter.module) as num_zero_weights,
             ):
+                session.num_randomized = num_zero_weights
                 if num_zero_weights:
                     weights_phrase = "weight is" if num_zero_weights == 1 else "weights are"
                     session.note(

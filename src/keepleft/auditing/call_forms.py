@@ -57,6 +57,13 @@ class BatchCall:
         return BatchCall(function, self.arguments)
 
     def __call__(self, **kwargs: Any) -> Any:
+        arguments = self.pack(kwargs)
+        positional = [arguments.pop(name) for name in self.positional_only if name in arguments]
+        return self.function(*positional, **arguments)
+
+    def pack(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the function, with the tensors in their batch."""
+        kwargs = dict(kwargs)
         values = {name: kwargs.pop(name) for name in self.leaves if name in kwargs}
         arguments: dict[str, Any] = {}
         for name, value in self.arguments.items():
@@ -66,9 +73,7 @@ class BatchCall:
                 if leaf.argument == name and leaf_name in values
             }
             arguments[name] = _rebuild(value, changes)
-        arguments |= kwargs
-        positional = [arguments.pop(name) for name in self.positional_only if name in arguments]
-        return self.function(*positional, **arguments)
+        return arguments | kwargs
 
 
 def as_batch_call(

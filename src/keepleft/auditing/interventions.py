@@ -75,6 +75,16 @@ class DrawRecorder(TorchDispatchMode):
         return out
 
 
+def draws_alike(adapter: ModelAdapter, path: CodePath, first: Inputs, second: Inputs) -> bool:
+    """Do both calls draw the same random numbers?"""
+    draws = []
+    for inputs in (first, second):
+        with DrawRecorder() as recorder:
+            adapter.run(inputs, path)
+        draws.append(recorder.draws)
+    return draws[0] == draws[1]
+
+
 # -- embeddings --------------------------------------------------------------------------------
 
 

@@ -521,12 +521,12 @@ class ModelAdapter:
         if hasattr(self.module, "get_input_embeddings"):
             with suppress(NotImplementedError, AttributeError, TypeError):
                 return cast(nn.Module, cast(Any, self.module).get_input_embeddings())
-        tables = [
-            submodule
-            for submodule in (self.module.modules() if self.module is not None else ())
-            if isinstance(submodule, nn.Embedding) and submodule.num_embeddings == self.facts.vocab_size
-        ]
-        return tables[0] if len(tables) == 1 else None
+        if self.module is None or not isinstance(self.sampler, probe_inputs.TokenSampler):
+            return None
+        num_ids = int(self.sampler.pool.max()) + 1
+        tables = [table for table in self.module.modules() if isinstance(table, nn.Embedding)]
+        large_enough = [table for table in tables if table.num_embeddings >= num_ids]
+        return min(large_enough, key=lambda table: table.num_embeddings, default=None)
 
     def _label_values(self, inputs: Inputs, path: CodePath) -> dict[str, Tensor]:
         """Labels and targets: where the path has them, any; where they are required, zeros."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -88,6 +88,7 @@ class Selector:
     time_axis: int
     batch_axis: int
     flat: bool = False
+    code: str = field(default="", compare=False)  # the Python expression that follows the call: .logits, [0]
 
     def __call__(self, value: Any, batch: int, length: int) -> Tensor:
         """(B, T, …)"""
@@ -99,16 +100,17 @@ class Selector:
         tensor: Tensor = value.movedim((self.batch_axis, self.time_axis), (0, 1))
         return tensor[..., None] if tensor.dim() == 2 else tensor
 
-    def as_code(self) -> str:
-        """The Python expression that follows the call: .logits, [0]"""
-        return "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in self.key_path)
-
     def __str__(self) -> str:
         return ".".join(map(str, self.key_path)) or "the output"
 
 
 def selector(value: Any, batch: int, length: int) -> Selector | None:
     """For the first tensor with a time axis: (B, T, …) before any other layout, None where there is none."""
+    found = _selector(value, batch, length)
+    return None if found is None else replace(found, code=_as_code(value, found.key_path))
+
+
+def _selector(value: Any, batch: int, length: int) -> Selector | None:
     for key_path, tensor in float_tensors(value):
         if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length):
             return Selector(key_path, 1, 0)
@@ -127,12 +129,25 @@ def selectors(value: Any, batch: int, length: int, main: Selector | None) -> lis
     """For every tensor (B, T, …), or flat in the order of the main output."""
     by_time = main is not None and main.flat and main.batch_axis == 1
     return [
-        Selector(key_path, 1, 0)
+        Selector(key_path, 1, 0, code=_as_code(value, key_path))
         if tensor.shape[:2] == (batch, length)
-        else Selector(key_path, 0 if by_time else 1, 1 if by_time else 0, flat=True)
+        else Selector(
+            key_path, 0 if by_time else 1, 1 if by_time else 0, flat=True, code=_as_code(value, key_path)
+        )
         for key_path, tensor in float_tensors(value)
         if tensor.dim() >= 2 and (tensor.shape[:2] == (batch, length) or tensor.shape[0] == batch * length)
     ]
+
+
+def _as_code(value: Any, key_path: tuple[Any, ...]) -> str:
+    code = ""
+    for key in key_path:
+        by_attribute = isinstance(key, str) and (
+            not isinstance(value, Mapping) or getattr(value, key, None) is value[key]
+        )
+        code += f".{key}" if by_attribute else f"[{key!r}]"
+        value = dict(named_parts(value))[key]
+    return code
 
 
 def find(value: Any, names: tuple[str, ...]) -> Any:

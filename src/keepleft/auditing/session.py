@@ -57,6 +57,7 @@ class AuditSession:
     # what the first calls show
     supports_float64: bool = False
     quantized: bool = False
+    num_randomized: int = 0  # weights that were all zero
     # further lengths to try
     lengths: list[int] = field(default_factory=list)
     # what becomes the report

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from keepleft.auditing import localize, rounding
+from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
+from keepleft.auditing.checks.reproducer import script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.report import Finding
@@ -68,6 +69,8 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     limit = 0.0 if call_pair.exact else rounding.tolerance(session, path)
     if not bool((change / scale > limit).any()):
         return True
+    if path.dropout and not interventions.draws_alike(adapter, path, call_pair.first, call_pair.second):
+        return True
     n = int(change.argmax())
     relative = float(change[n]) / scale
     row, reader = call_pair.first_positions[n].tolist()
@@ -110,7 +113,15 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
             + f"; {remedy(call_pair.kind, location.module_kind)}.",
             "substitution" if call_pair.exact else "comparison",
             line,
-            reproducer(session, path, call_pair, (row, reader), (second_row, second_reader)),
+            script(
+                session,
+                path,
+                call_pair.first,
+                call_pair.second,
+                (row, reader),
+                (second_row, second_reader),
+                up_to_rounding=not call_pair.exact,
+            ),
         ),
         call_pair.variant,
     )
@@ -221,7 +232,14 @@ def _report_nan(
             f"{remedy('nan', '')}.",
             "comparison",
             "",
-            reproducer(session, path, call_pair, tuple(call_pair.first_positions[0].tolist()), (row, reader)),
+            script(
+                session,
+                path,
+                call_pair.first,
+                call_pair.second,
+                (int(call_pair.first_positions[0, 0]), int(call_pair.first_positions[0, 1])),
+                (row, reader),
+            ),
         )
     )
     return False
@@ -245,28 +263,3 @@ def remaining_paths(
     ]
     session.run_cache.visited.update((check, path) for path in out)
     return out
-
-
-def reproducer(
-    session: AuditSession,
-    path: CodePath,
-    call_pair: CallPair,
-    first: tuple[int, int],
-    second: tuple[int, int],
-) -> str:
-    """Python code with both calls."""
-    adapter = session.adapter
-    if call_pair.second.tokens.is_floating_point() or adapter.selector is None:
-        return ""
-    lines = [f"model.{'train' if path.train else 'eval'}()"]
-    for name, inputs in (("one", call_pair.first), ("other", call_pair.second)):
-        arguments = adapter.arguments(inputs, path)
-        argument_code = ", ".join(
-            f"{key}={f'torch.tensor({value.tolist()})' if isinstance(value, Tensor) else repr(value)}"
-            for key, value in arguments.items()
-            if not isinstance(value, Tensor) or value.numel() <= 128
-        )
-        lines.append(f"{name} = model({argument_code}){adapter.selector.as_code()}")
-    return "\n".join(
-        [*lines, f"(one[{first[0]}, {first[1]}] - other[{second[0]}, {second[1]}]).abs().max()  # must be 0"]
-    )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from keepleft.auditing import localize
+from keepleft.auditing.checks import reproducer
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
@@ -93,7 +94,7 @@ def add_future_finding(
             f"moves {format_size(size)}; {advice}.",
             probe,
             line,
-            reproducer(session, path, base, changed, row, reader),
+            reproducer.script(session, path, base, changed, (row, reader), (row, reader)),
         )
     )
 
@@ -140,38 +141,6 @@ def locate(
     return location, localize.source_line(
         localize.submodule(adapter.module, location.module), first, second, tolerance
     )
-
-
-def reproducer(
-    session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int
-) -> str:
-    """Python code that shows the leak."""
-    adapter = session.adapter
-    assert adapter.selector is not None
-    lines = [f"model.{'train' if path.train else 'eval'}()"]
-    if path.implementation:
-        lines.append(f"model.set_attn_implementation({path.implementation!r})")
-    if base.tokens.is_floating_point():
-        differs = base.tokens != changed.tokens
-        positions = differs[row].reshape(len(differs[row]), -1).any(1).nonzero().flatten().tolist()
-        lines += [f"a = torch.randn({tuple(base.tokens.shape)}); b = a.clone(); b[{row}, {positions}] += 1.0"]
-    else:
-        differs = (base.tokens != changed.tokens)[row]
-        positions = differs.reshape(len(differs), -1).any(1).nonzero().flatten().tolist()
-        row_index = row if len(base.tokens) > 1 else 0
-        lines += [
-            f"a = torch.tensor({base.tokens.tolist()}); b = a.clone()",
-            "; ".join(f"b[{row_index}, {k}] = {_as_code(changed.tokens[row, k])}" for k in positions),
-        ]
-    extra = "".join(f", {name}={value!r}" for name, value in path.extra_arguments)
-    call_code = f"model({adapter.main_argument}={{}}{extra}){adapter.selector.as_code()}[{row}, {reader}]"
-    return "\n".join(
-        [*lines, f"({call_code.format('a')} - {call_code.format('b')}).abs().max()  # must be 0"]
-    )
-
-
-def _as_code(token: Tensor) -> str:
-    return str(int(token)) if token.dim() == 0 else f"torch.tensor({token.tolist()})"
 
 
 def add_nan_finding(

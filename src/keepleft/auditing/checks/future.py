@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keepleft.auditing import interventions, outputs, rounding
 from keepleft.auditing.call_forms import IsolatedLossCall
-from keepleft.auditing.checks import findings
+from keepleft.auditing.checks import findings, reproducer
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs, perturbed
@@ -175,7 +175,7 @@ def _confirm(
             return False  # then the batch check finds it
         reader = int(torch.where(hits & (row_change > 0), row_change, -1.0).argmax())
         relative = float(row_change[reader]) / scale
-    if path.dropout and not _draws_alike(session, path, base, row_changed):
+    if path.dropout and not interventions.draws_alike(adapter, path, base, row_changed):
         return False  # experts that drop out parts of what they are given, say
     jittered_pairs = _jittered_pairs(session, base, row_changed, reader, perturbation)
     if not rounding.is_real_change(session, path, base, row_changed, row, reader, relative, jittered_pairs):
@@ -188,16 +188,6 @@ def _confirm(
         session, path, base, source_changed, row, reader, source, size, "substitution"
     )
     return True
-
-
-def _draws_alike(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs) -> bool:
-    """Do both calls draw the same random numbers?"""
-    draws = []
-    for inputs in (base, changed):
-        with interventions.DrawRecorder() as recorder:
-            session.adapter.run(inputs, path)
-        draws.append(recorder.draws)
-    return draws[0] == draws[1]
 
 
 def _strongest_source(
@@ -408,24 +398,10 @@ def _prefix_unchanged(
             "amount.",
             "length",
             line,
-            _length_reproducer(session, short_inputs, long_inputs, reader),
+            reproducer.script(
+                session, path, short_inputs, long_inputs, (0, reader), (0, reader), up_to_rounding=True
+            ),
         ),
         "length",
     )
     return False
-
-
-def _length_reproducer(session: AuditSession, short_inputs: Inputs, long_inputs: Inputs, reader: int) -> str:
-    adapter = session.adapter
-    prefix_code = f"a[:, :{short_inputs.tokens.shape[1]}]"
-    if long_inputs.tokens.is_floating_point():
-        return (
-            f"a = torch.randn({tuple(long_inputs.tokens.shape)}); (model(a)[:, {reader}] - "
-            f"model({prefix_code})[:, {reader}]).abs().max()  # must be rounding only"
-        )
-    assert adapter.selector is not None
-    call_code = f"model({adapter.main_argument}={{}}){adapter.selector.as_code()}[0, {reader}]"
-    return (
-        f"a = torch.tensor({long_inputs.tokens.tolist()})\n"
-        f"({call_code.format('a')} - {call_code.format(prefix_code)}).abs().max()  # must be rounding only"
-    )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks import findings
+from keepleft.auditing.checks.reproducer import literal, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import Inputs, perturbed
 from keepleft.auditing.probe_inputs import Perturbation, first_middle_last, perturbations
@@ -134,6 +135,8 @@ class _StressPair:
     new_output: Tensor
     amplifier: interventions.ScoreAmplifier | None
     hook: interventions.Hook | None  # applied to the embeddings of the second call
+    mask: Tensor | None = None  # (B, T) the positions that the hook replaces
+    value: float | None = None  # by this; None: by larger ones
     # once the leak is found: the position that changes, the one that changes it, and by how much
     reader: int = 0
     source: int = 0
@@ -154,7 +157,35 @@ class _StressPair:
         return findings.locate(session, first, second)
 
     def reproducer(self, session: AuditSession, path: CodePath) -> str:
-        return findings.reproducer(session, path, self.base, self.new, 0, self.reader)
+        """With the attention scores amplified, or the embeddings of the source replaced."""
+        at = (0, self.reader)
+        if self.amplifier is not None:
+            before = (
+                "from keepleft.auditing.interventions import ScoreAmplifier\n"
+                f"amplifier = ScoreAmplifier({self.amplifier.length}, {self.amplifier.sign})"
+            )
+            context = "amplifier.mode()"
+            return script(
+                session,
+                path,
+                self.base,
+                self.new,
+                at,
+                at,
+                first_context=context,
+                second_context=context,
+                before=before,
+            )
+        if self.base.tokens.is_floating_point() or self.mask is None:
+            return ""
+        tokens = literal(self.base.tokens)
+        value = "None" if self.value is None else f'float("{self.value}")'
+        before = (
+            "from keepleft.auditing.interventions import EmbeddingHook, poison_hook\n"
+            f"replaced = {literal(self.mask)}\n"
+            f"hook = EmbeddingHook({tokens}, poison_hook(replaced, {value}))"
+        )
+        return script(session, path, self.base, self.new, at, at, second_context="hook", before=before)
 
 
 def _poisoned_pair(
@@ -170,7 +201,7 @@ def _poisoned_pair(
     if new_output is None:
         return None
     base_output = session.adapter.run(repeated, path)
-    return _StressPair(repeated, repeated, base_output, new_output, None, hook)
+    return _StressPair(repeated, repeated, base_output, new_output, None, hook, masks, value)
 
 
 def _strongest_leak(
