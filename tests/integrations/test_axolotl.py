@@ -1,5 +1,5 @@
-"""The plugin of Axolotl, against a stand-in with the interface of its BasePlugin: Axolotl is not installed for
-the tests.
+"""The plugin of Axolotl, against a stand-in with the interface of its BasePlugin: Axolotl itself is not
+installed for the tests.
 """
 
 from __future__ import annotations

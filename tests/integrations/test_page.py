@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from integration_models import TEXTS, TinyModel, next_token_loss, tiny_llama, tiny_tokenizer
-from integration_scripts import import_library
 
 import keepleft as kl
+from integration_models import TEXTS, TinyModel, next_token_loss, tiny_llama, tiny_tokenizer
+from integration_scripts import import_library
 from keepleft.integrations import collator
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]

@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from keepleft import __version__
 from keepleft.auditing.report import KINDS, UNCHECKED, AuditReport, Finding
 from keepleft.auditing.static.hints import Hint
 from keepleft.auditing.static.rule_table import RULES
@@ -43,12 +42,13 @@ def sarif(
     *,
     failures: Sequence[str] = (),
     root: Path | None = None,
+    version: str | None = None,
 ) -> str:
     """One run with a result for each finding (an error) and each hint (a warning or a note).
 
     A finding stands at its own line where that is known, and otherwise at the location given with its report.
     failures: what could not be audited or read, as notifications of the tool. root: the folder that paths are
-    relative to, by default the current one.
+    relative to, by default the current one. version: of keepleft.
     """
     root = (root or Path.cwd()).resolve()
     results: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def sarif(
         "tool": {
             "driver": {
                 "name": "keepleft audit",
-                "semanticVersion": __version__,
+                **({"semanticVersion": version} if version is not None else {}),
                 "rules": _rules({result["ruleId"] for result in results}),
             }
         },

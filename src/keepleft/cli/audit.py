@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from keepleft import __version__
 from keepleft.cli import audit_targets
 from keepleft.cli.audit_hints import explain_files
 from keepleft.cli.progress import Bar
@@ -253,7 +254,7 @@ def _write_report(
     contents = (
         (html, report.html),
         (junit, report.junit),
-        (sarif, lambda: sarif_log([(report, audit_targets.locate(target))])),
+        (sarif, lambda: sarif_log([(report, audit_targets.locate(target))], version=__version__)),
         (badge, report.badge),
     )
     for file, content in contents:

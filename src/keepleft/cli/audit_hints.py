@@ -9,6 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keepleft import __version__
 from keepleft.cli import audit_targets
 from keepleft.cli.help_pages import heading
 
@@ -50,7 +51,7 @@ def explain_files(inputs: list[str], *, json: bool, sarif: str | None, other_opt
 
         with atomic.explain_os_error(sarif):
             Path(sarif).parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(Path(sarif), sarif_log(hints=found, failures=errors))
+            atomic.write_text(Path(sarif), sarif_log(hints=found, failures=errors, version=__version__))
     return 2 if errors else 0
 
 
