@@ -17,9 +17,12 @@ from keepleft.attention.masks import Mask, causal, parse_mask
 from keepleft.auditing.audit import audit
 from keepleft.auditing.code_paths import BUDGETS
 from keepleft.auditing.introspect import unwrap
-from keepleft.auditing.report import KINDS, UNCHECKED, AuditReport
+from keepleft.auditing.report import KINDS, UNCHECKED, AuditReport, LeakError
 
 OnUnchecked = Literal["warn", "raise"]
+ASSUMED_CLAIM = (
+    "the claim was assumed to be causal; if the model may attend to later tokens, give claim='full'"
+)
 logger = logging.getLogger("keepleft.integrations")
 
 
@@ -31,11 +34,11 @@ class UncheckedWarning(UserWarning):
 class AuditGate:
     """What an audit before the first step tries, and what follows where there is no verdict.
 
-    claim: a mask, or its text: "causal & window(8)". on_unchecked: whether to warn or to raise where the
-    model could not be audited. options: further arguments of keepleft.audit.
+    claim: a mask, or its text: "causal & window(8)"; causal if it is None. on_unchecked: whether to warn or
+    to raise where the model could not be audited. options: further arguments of keepleft.audit.
     """
 
-    claim: Mask | str = causal
+    claim: Mask | str | None = None
     budget: str = "quick"
     on_unchecked: OnUnchecked = "warn"
     options: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +66,8 @@ class AuditGate:
         if report.verdict == UNCHECKED and self.on_unchecked == "warn":
             warnings.warn(report.text(), UncheckedWarning, stacklevel=2)
             return report
+        if self.claim is None and any(finding.kind == "future" for finding in report.findings):
+            raise LeakError(f"{report.text()}\n{ASSUMED_CLAIM}")
         report.raise_for_leaks()
         logger.info("%s", report.text())
         return report
@@ -70,6 +75,8 @@ class AuditGate:
     def audit(self, model: Callable[..., Any]) -> AuditReport:
         """The report on a model, without a verdict where the audit breaks off."""
         claim = parse_mask(self.claim) if isinstance(self.claim, str) else self.claim
+        if claim is None:
+            claim = causal
         module = bare_module(model) if isinstance(model, nn.Module) else model
         reason = ""
         if isinstance(module, nn.Module) and (sharding := find_sharding(model, module)):

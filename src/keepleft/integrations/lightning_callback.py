@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from keepleft.attention.masks import Mask, causal
+from keepleft.attention.masks import Mask
 from keepleft.auditing.report import AuditReport
 from keepleft.integrations.gate import AuditGate, OnUnchecked
 
@@ -30,7 +30,7 @@ class LightningAuditCallback(Callback):  # type: ignore[misc]
         self,
         *,
         module: str | None = None,
-        claim: Mask | str = causal,
+        claim: Mask | str | None = None,
         budget: str = "quick",
         on_unchecked: OnUnchecked = "warn",
         **options: Any,

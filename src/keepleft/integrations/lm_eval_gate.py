@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from keepleft.attention.masks import Mask, causal
+from keepleft.attention.masks import Mask
 from keepleft.integrations.gate import AuditGate, OnUnchecked
 
 LM = TypeVar("LM")
@@ -13,7 +13,7 @@ LM = TypeVar("LM")
 def audit_before_evaluation(
     lm: LM,
     *,
-    claim: Mask | str = causal,
+    claim: Mask | str | None = None,
     budget: str = "quick",
     on_unchecked: OnUnchecked = "raise",
     **options: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keepleft.attention.masks import Mask, causal
+from keepleft.attention.masks import Mask
 from keepleft.auditing.report import AuditReport
 from keepleft.integrations.collator import check_batch
 from keepleft.integrations.gate import AuditGate, OnUnchecked
@@ -15,7 +15,7 @@ def audit_before_training(
     model: Callable[..., Any],
     *,
     batch: Mapping[str, Any] | None = None,
-    claim: Mask | str = causal,
+    claim: Mask | str | None = None,
     budget: str = "quick",
     on_unchecked: OnUnchecked = "warn",
     **options: Any,

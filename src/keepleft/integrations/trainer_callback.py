@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from keepleft.attention.masks import Mask, causal
+from keepleft.attention.masks import Mask
 from keepleft.auditing.report import AuditReport
 from keepleft.integrations.collator import check_loader
 from keepleft.integrations.gate import AuditGate, OnUnchecked
@@ -23,7 +23,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        claim: Mask | str = causal,
+        claim: Mask | str | None = None,
         budget: str = "quick",
         on_unchecked: OnUnchecked = "warn",
         check_batches: bool = True,
