@@ -131,6 +131,18 @@ class AuditReport:
 
         return junit([self])
 
+    def sarif(self) -> str:
+        """SARIF 2.1.0 for forges: a result for each finding, at its line where that is known."""
+        from keepleft.auditing.sarif import sarif
+
+        return sarif([(self, None)])
+
+    def badge(self) -> str:
+        """A small SVG picture of the verdict, for a README."""
+        from keepleft.auditing.badge import badge
+
+        return badge(self.verdict)
+
 
 def json_safe(value: Any) -> Any:
     """The same value with None for infinity and NaN, which JSON does not have."""

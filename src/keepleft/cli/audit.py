@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from keepleft import __version__
 from keepleft.cli import audit_targets
 from keepleft.cli.audit_hints import explain_files
 from keepleft.cli.progress import Bar
@@ -37,6 +38,9 @@ def audit_model(
     revision: str | None = None,
     html: str | None = None,
     junit: str | None = None,
+    sarif: str | None = None,
+    badge: str | None = None,
+    watch: bool = False,
     zoo: str | None = None,
     workers: int | None = None,
     address: str | None = None,
@@ -81,6 +85,9 @@ def audit_model(
         revision: the branch, tag or commit of a model on the hub; MODEL@REVISION does the same
         html: write a page with a map of which position influences which
         junit: write the report as JUnit XML, for build servers
+        sarif: write findings, or hints, as SARIF, from which forges annotate lines
+        badge: write the verdict as a small SVG picture, for a README
+        watch: audit again whenever a file of the model changes, until Ctrl-C
         zoo: the library whose classes to audit, as tiny random models: transformers. Each class that is
             named, as in --zoo transformers FalconForCausalLM, gets a report. Without names every class is
             audited, and the result is a table
@@ -91,16 +98,25 @@ def audit_model(
             code is 0, or 2 where a file is missing or is not Python
         json: print the complete report as JSON. With --explain, one object per hint and line
     """
+    values = dict(locals())
     if explain:
-        return explain_files(
-            inputs, json=json, other_options=explicit_options - {"inputs", "explain", "json"}
-        )
+        other_options = explicit_options - {"inputs", "explain", "json", "sarif"}
+        return explain_files(inputs, json=json, sarif=sarif, other_options=other_options)
+    if zoo is not None and (sarif is not None or badge is not None or watch):
+        option = "sarif" if sarif is not None else "badge" if badge is not None else "watch"
+        raise ValueError(f"--{option} is for the audit of one model: leave it out with --zoo")
     if zoo is not None:
         return _zoo(zoo, inputs, budget=budget, html=html, json=json, workers=workers, address=address)
     if workers is not None or address is not None:
         raise ValueError("--workers and --address are for --zoo: one model is audited in this process")
     name = _target_name(inputs, hf_config, arch, with_)
-    for file in (html, junit):
+    if badge is not None and not badge.endswith(".svg"):
+        raise ValueError(f"--badge is {badge!r}: it is an SVG picture, so name a file that ends in .svg")
+    if watch:
+        from keepleft.cli.audit_watch import audit_on_change, command_line
+
+        return audit_on_change(inputs, hf_config, command_line(values, explicit_options - {"watch"}))
+    for file in (html, junit, sarif, badge):
         if file is not None and Path(file).is_dir():
             raise ValueError(f"{file} is a folder: name a file in it")
     for option, number in (("layers", layers), ("limit", limit)):
@@ -122,7 +138,8 @@ def audit_model(
         arguments = _load_target(inputs, hf_config, arch, with_, revision)
         claim_assumed = claim is None and "claim" not in arguments
         report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
-    exit_code = _write_report(report, html=html, junit=junit, json=json)
+    _print_stdout(report.json() if json else report.text())
+    exit_code = _write_report(report, arguments["target"], html=html, junit=junit, sarif=sarif, badge=badge)
     if claim_assumed and any(finding.kind == "future" for finding in report.findings):
         print(
             "keepleft: the claim was assumed to be causal; if the model may attend to later tokens, "
@@ -221,12 +238,26 @@ def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str]
     return replace(report, subject=f"{report.subject} ({name})", about=about)
 
 
-def _write_report(report: AuditReport, *, html: str | None, junit: str | None, json: bool) -> int:
-    """Print the report, then write the files: one that cannot be written does not cost us the verdict."""
+def _write_report(
+    report: AuditReport,
+    target: Any,
+    *,
+    html: str | None,
+    junit: str | None,
+    sarif: str | None,
+    badge: str | None,
+) -> int:
+    """Write the files, after the report is printed: one that cannot be written does not cost the verdict."""
+    from keepleft.auditing.sarif import sarif as sarif_log
     from keepleft.disk import atomic
 
-    _print_stdout(report.json() if json else report.text())
-    for file, content in ((html, report.html), (junit, report.junit)):
+    contents = (
+        (html, report.html),
+        (junit, report.junit),
+        (sarif, lambda: sarif_log([(report, audit_targets.locate(target))], version=__version__)),
+        (badge, report.badge),
+    )
+    for file, content in contents:
         if file is not None:
             with atomic.explain_os_error(file):
                 Path(file).parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keepleft import __version__
 from keepleft.cli import audit_targets
 from keepleft.cli.help_pages import heading
 
@@ -19,7 +20,7 @@ MAX_CODE_WIDTH = 200  # of a line that is shown
 NO_VERDICT = "hints are no verdict: keepleft audit FILE.py:NAME runs the model and says what leaks"
 
 
-def explain_files(inputs: list[str], *, json: bool, other_options: Collection[str]) -> int:
+def explain_files(inputs: list[str], *, json: bool, sarif: str | None, other_options: Collection[str]) -> int:
     """Print the hints for files and folders. Exit codes: 0, or 2 where one could not be read."""
     from keepleft.auditing.static.hints import find_hints
 
@@ -29,7 +30,7 @@ def explain_files(inputs: list[str], *, json: bool, other_options: Collection[st
             f"--{option} is for an audit that runs the model, which --explain does not: leave it out"
         )
     files = _files(inputs)
-    num_hints = 0
+    found: list[Hint] = []
     errors: list[str] = []
     for file in files:
         try:
@@ -37,13 +38,20 @@ def explain_files(inputs: list[str], *, json: bool, other_options: Collection[st
         except (OSError, ValueError) as error:
             errors.append(_explain_error(error))
             continue
-        num_hints += len(hints)
+        found += hints
         for hint in hints:
             print(dumps(asdict(hint), ensure_ascii=False) if json else _describe(hint))
     if not json and len(errors) < len(files):
-        print(f"{_count(num_hints, 'hint')} in {_count(len(files) - len(errors), 'file')}; {NO_VERDICT}")
+        print(f"{_count(len(found), 'hint')} in {_count(len(files) - len(errors), 'file')}; {NO_VERDICT}")
     for message in errors:
         print(f"keepleft: {message}", file=sys.stderr)
+    if sarif is not None:
+        from keepleft.auditing.sarif import sarif as sarif_log
+        from keepleft.disk import atomic
+
+        with atomic.explain_os_error(sarif):
+            Path(sarif).parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(Path(sarif), sarif_log(hints=found, failures=errors, version=__version__))
     return 2 if errors else 0
 
 

@@ -16,7 +16,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from operator import or_
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keepleft.auditing.sarif import SourceLocation
 
 AuditArguments = dict[str, Any]  # keyword arguments of keepleft.audit
 
@@ -199,6 +202,22 @@ def _explain_errors(message: str, reraise: type[Exception] | tuple[()] = ()) -> 
             location = f"{frame.filename}:{frame.lineno}"
         detail = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         raise ValueError(f"{message}: {type(error).__name__}: {detail} ({location})") from error
+
+
+def locate(target: Any) -> SourceLocation | None:
+    """Where the audited class or function is defined; None where that is no file of the user's."""
+    from torch import nn
+
+    from keepleft.auditing.introspect import unwrap
+    from keepleft.auditing.sarif import SourceLocation, is_own_code
+
+    definition = type(unwrap(target)) if isinstance(target, nn.Module) else inspect.unwrap(target)
+    try:
+        file = inspect.getsourcefile(definition)
+        line = inspect.getsourcelines(definition)[1]
+    except (OSError, TypeError):  # it has no source
+        return None
+    return SourceLocation(Path(file), line) if file is not None and is_own_code(Path(file)) else None
 
 
 # -- a class of transformers -------------------------------------------------------------------

@@ -249,10 +249,10 @@ COMMANDS = (
             "keepleft audit --hf-config config.json --arch LlamaForCausalLM",
         ),
         options={
-            "What to check": "claim checks budget",
+            "What to check": "claim checks budget watch",
             "Without running": "explain",
             "Models of transformers": "hf_config arch with zoo",
-            "Reports": "html junit json",
+            "Reports": "html junit sarif json",
         },
     ),
     Command(
