@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 KINDS = ("future", "padding", "packing", "cache", "batch", "nan", "labels")
 CLEAN = "clean"
 LEAK = "leak"
 UNCHECKED = "unchecked"
+MODEL_COMMENT = "# model: the one that was audited"  # the line of a script where the model is made
 
 
 class LeakError(AssertionError):
@@ -33,7 +34,7 @@ class Finding:
     message: str  # one sentence, with a remedy
     probe: str = ""  # the probe that showed it
     line: str = ""  # the line of code, where it is known
-    reproduce: str = ""  # a few lines of Python that show it
+    reproduce: str = ""  # a script that shows it
     also: tuple[str, ...] = ()  # further code paths with the same leak
 
     def __str__(self) -> str:
@@ -79,6 +80,14 @@ class AuditReport:
         if self.verdict == UNCHECKED:
             raise UncheckedError(self.text())
         return self
+
+    def with_model(self, code: str) -> AuditReport:
+        """The report with scripts that make the model themselves, by this code."""
+        findings = tuple(
+            replace(finding, reproduce=finding.reproduce.replace(MODEL_COMMENT, code))
+            for finding in self.findings
+        )
+        return replace(self, findings=findings)
 
     def text(self) -> str:
         """The report for a terminal."""

@@ -135,9 +135,10 @@ def audit_model(
         if key in explicit_options and (value is not None or key == "limit")
     }
     with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # stdout is for the verdict alone
-        arguments = _load_target(inputs, hf_config, arch, with_, revision)
+        arguments, code = _load_target(inputs, hf_config, arch, with_, revision)
         claim_assumed = claim is None and "claim" not in arguments
         report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
+    report = report.with_model(code)
     _print_stdout(report.json() if json else report.text())
     exit_code = _write_report(report, arguments["target"], html=html, junit=junit, sarif=sarif, badge=badge)
     if claim_assumed and any(finding.kind == "future" for finding in report.findings):
@@ -194,26 +195,33 @@ def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, wit
 
 def _load_target(
     inputs: list[str], hf_config: str | None, arch: str | None, with_: str, revision: str | None
-) -> dict[str, Any]:
-    """The arguments of keepleft.audit. Whatever goes wrong becomes an error of one line."""
+) -> tuple[dict[str, Any], str]:
+    """The arguments of keepleft.audit, and code that makes the model of them. Whatever goes wrong becomes an
+    error of one line.
+    """
     import torch
 
     torch.manual_seed(0)  # the same random weights each time
+    load: Callable[..., dict[str, Any]] = audit_targets.from_directory
+    source: tuple[str | None, ...] = (inputs[0] if inputs else None, revision)
     if hf_config is not None:
-        build = lambda: audit_targets.from_config(hf_config, arch)
+        load, source = audit_targets.from_config, (hf_config, arch)
     elif audit_targets.is_code(inputs[0]):
-        build = lambda: audit_targets.from_code(inputs[0])
+        load, source = audit_targets.from_code, (inputs[0],)
     elif with_ == "transformers":
-        build = lambda: audit_targets.from_transformers(inputs[0], arch)
-    else:
-        build = lambda: audit_targets.from_directory(inputs[0], revision)
+        load, source = audit_targets.from_transformers, (inputs[0], arch)
+    code = (
+        f"from keepleft.cli.audit_targets import {load.__name__}\n"
+        "torch.manual_seed(0)\n"
+        f'model = {load.__name__}({", ".join(map(repr, source))})["target"]'
+    )
     if revision is not None and (hf_config is not None or ":" in inputs[0] or with_ == "transformers"):
         raise ValueError(
             f"--revision is {revision!r}, but {hf_config or inputs[0]} is not loaded from the hub: leave it "
             "out"
         )
     try:
-        return build()
+        return load(*source), code
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # transformers may raise anything

@@ -13,6 +13,7 @@ from keepleft.auditing import call_forms
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter
 from keepleft.auditing.outputs import Selector
+from keepleft.auditing.report import MODEL_COMMENT
 from keepleft.auditing.session import AuditSession
 
 MAX_ELEMENTS = 4096  # of the arguments of a call: longer ones are not written out
@@ -91,7 +92,7 @@ class _Writer:
     def model_lines(self, num_randomized: int) -> list[str]:
         """The model in the state of the path; `call`: how it is called."""
         path = self.path
-        lines = ["# model: the one that was audited"]
+        lines = [MODEL_COMMENT]
         if self.adapter.module is None:
             return [*lines, *self._call_lines()]
         if num_randomized:

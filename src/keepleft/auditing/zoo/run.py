@@ -80,17 +80,13 @@ def _describe_model(report: AuditReport, name: str) -> AuditReport:
     """The report with what was audited in its headline, and with code that builds the model where it shows a
     leak.
     """
-    setup = (
-        "import torch\n"
-        "from keepleft.auditing.zoo.tiny_models import tiny_model\n"
-        f"model, _ = tiny_model({name!r})\n"
-    )
-    findings = tuple(
-        replace(finding, reproduce=finding.reproduce and setup + finding.reproduce)
-        for finding in report.findings
-    )
     version = import_module("transformers").__version__
-    return replace(report, subject=f"{name} (transformers {version}, random weights)", findings=findings)
+    return replace(
+        report.with_model(
+            f"from keepleft.auditing.zoo.tiny_models import tiny_model\nmodel, _ = tiny_model({name!r})"
+        ),
+        subject=f"{name} (transformers {version}, random weights)",
+    )
 
 
 def run(
