@@ -216,6 +216,22 @@ def test_a_batch_may_be_an_argument_by_name_too():
     assert kl.audit(DictBatch(True), ({"tokens": TOKENS},), vocab=VOCAB, budget="quick").findings
 
 
+class Listed(Base):
+    """Takes lists, and gives a list of what stands at each position."""
+
+    def play(self, games):
+        return list(self.logits(torch.tensor(games)).unbind(1))
+
+
+@pytest.mark.parametrize("peeks", [True, False])
+def test_an_adapter_says_how_any_other_model_is_called(peeks):
+    adapter = kl.AuditAdapter(
+        call=lambda model, tokens: model.play(tokens.tolist()), read=lambda scores: torch.stack(scores, 1)
+    )
+    report = kl.audit(Listed(peeks), vocab=VOCAB, adapter=adapter, budget="quick")
+    assert report.verdict == ("leak" if peeks else "clean"), report.text()
+
+
 # one vector for each text -------------------------------------------------------------------------
 
 

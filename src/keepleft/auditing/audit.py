@@ -17,6 +17,7 @@ from torch import Tensor
 from keepleft.attention.masks import Mask, causal
 from keepleft.auditing import isolation, rounding
 from keepleft.auditing.cache_adapters import CacheCallables
+from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.code_paths import BUDGETS, HALF_DTYPES, CodePath, code_paths, lengths_to_try
 from keepleft.auditing.first_calls import inspect_behaviour, smoke_test
@@ -38,6 +39,7 @@ def audit(
     prefill: Callable[..., Any] | None = None,
     step: Callable[..., Any] | None = None,
     reorder: Callable[..., Any] | None = None,
+    adapter: AuditAdapter | None = None,
     layers: int | None = None,
     vocab: int | None = None,
     time: int = 1,
@@ -50,7 +52,8 @@ def audit(
     example: token ids (B, T), features (B, T, D), or a dict of forward arguments; models of keepleft and of
     Hugging Face need none. checks: some of future, padding, packing, cache, batch, nan, labels. budget:
     quick, standard or full. prefill(tokens) → (logits, state) and step(tokens, state) → logits: a cache that
-    is not among the arguments; reorder(state, rows) puts its rows into another order. layers: how often a
+    is not among the arguments; reorder(state, rows) puts its rows into another order. adapter: how to call a
+    model whose arguments or output are out of the ordinary. layers: how often a
     mask that forgets (window) is applied in turn. vocab: the number of token ids. time: 0 for a model that
     takes (T, B, D). limit: seconds for one call.
     """
@@ -65,11 +68,17 @@ def audit(
     _validate_arguments(prefill, step, layers, vocab, time, limit)
     started_at = clock.monotonic()
     with torch.inference_mode(False), torch.enable_grad():
-        adapter = ModelAdapter(
-            target, example, vocab_size=vocab, time_axis=time, timeout_seconds=limit, claim=claim
+        audited = ModelAdapter(
+            target,
+            example,
+            vocab_size=vocab,
+            time_axis=time,
+            timeout_seconds=limit,
+            claim=claim,
+            form=adapter,
         )
         session = AuditSession(
-            adapter,
+            audited,
             claim,
             layers,
             BUDGETS[budget],
@@ -83,8 +92,8 @@ def audit(
             with (
                 _preserve_rng_state(),
                 _limit_threads(session),
-                isolation.preserve_state(adapter.module),
-                isolation.randomize_zero_weights(adapter.module) as num_zero_weights,
+                isolation.preserve_state(audited.module),
+                isolation.randomize_zero_weights(audited.module) as num_zero_weights,
             ):
                 session.num_randomized = num_zero_weights
                 if num_zero_weights:
@@ -98,19 +107,19 @@ def audit(
         except UnauditableError as error:
             session.skip("the audit", error, fatal=True)
         except CallError as error:
-            session.skip("the audit", f"{adapter.name} broke off: {error}", fatal=True)
-    if adapter.mutates_inputs:
+            session.skip("the audit", f"{audited.name} broke off: {error}", fatal=True)
+    if audited.mutates_inputs:
         session.skip(
             "the verdict",
-            f"{adapter.name} changes what it is given in place: copy the input first",
+            f"{audited.name} changes what it is given in place: copy the input first",
             fatal=True,
         )
-    if adapter.mutates_buffers:
+    if audited.mutates_buffers:
         session.note(
             "calls change its buffers (running statistics, say): they were restored before each call"
         )
     return AuditReport(
-        adapter.name,
+        audited.name,
         repr(claim),
         budget,
         tuple(session.findings.values()),
@@ -122,8 +131,8 @@ def audit(
         claimed,
         measured,
         clock.monotonic() - started_at,
-        adapter.num_calls,
-        {"torch": torch.__version__, "python": platform.python_version(), "device": str(adapter.device)},
+        audited.num_calls,
+        {"torch": torch.__version__, "python": platform.python_version(), "device": str(audited.device)},
     )
 
 

@@ -19,6 +19,26 @@ PAIR_NAMES = ("x", "y")  # of a batch that is a tuple
 KEPT_ROLES = ("cache", "positions", "lengths")  # of containers that are one value
 IGNORED = -100
 
+# -- anything else, in the caller's words -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AuditAdapter:
+    """How a model is called that the audit does not know how to call.
+
+    call: (model, tokens (B, T) or features (B, T, D)) → whatever the model returns; read: that → (B, T, …).
+    """
+
+    call: Callable[[Any, Tensor], Any]
+    read: Callable[[Any], Tensor] = lambda output: output
+
+    def bind(self, model: Any) -> Callable[[Tensor], Tensor]:
+        def adapted(tokens: Tensor) -> Tensor:
+            return self.read(self.call(model, tokens))
+
+        return adapted
+
+
 # -- a batch: a dict, a dataclass or a tuple as one argument ------------------------------------
 
 

@@ -116,6 +116,7 @@ class ModelAdapter:
         time_axis: int = 1,
         timeout_seconds: float | None = 60.0,
         claim: Mask,
+        form: call_forms.AuditAdapter | None = None,
     ) -> None:
         if not callable(target):
             raise TypeError(
@@ -139,7 +140,12 @@ class ModelAdapter:
         self.entry_point: Callable[..., Any] = (
             target if self.module is None else self.facts.entry_point or self.module
         )
-        if not (self.facts.is_huggingface or self.facts.is_keepleft):
+        if form is not None:
+            self.facts = replace(
+                self.facts, is_huggingface=False, is_keepleft=False, is_encoder_decoder=False
+            )
+            self.entry_point = form.bind(target)
+        elif not (self.facts.is_huggingface or self.facts.is_keepleft):
             self.entry_point = call_forms.training_step(self.module, example) or self.entry_point
         self.signature: Signature = signature(self.entry_point)
         if not (self.facts.is_huggingface or self.facts.is_keepleft):
