@@ -21,6 +21,7 @@ from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.code_paths import BUDGETS, HALF_DTYPES, CodePath, code_paths, lengths_to_try
 from keepleft.auditing.first_calls import inspect_behaviour, smoke_test
+from keepleft.auditing.likely_cause import likely_cause
 from keepleft.auditing.model_adapter import CallError, ModelAdapter, UnauditableError
 from keepleft.auditing.report import KINDS, AuditReport
 from keepleft.auditing.session import PROBES, AuditSession
@@ -104,6 +105,8 @@ def audit(
                     )
                 _run_checks(session, CacheCallables(prefill, step, reorder))
                 claimed, measured = _measure_influence(session)
+                if cause := likely_cause(claimed, measured, session.layers):
+                    session.explain_future(cause)
         except UnauditableError as error:
             session.skip("the audit", error, fatal=True)
         except CallError as error:

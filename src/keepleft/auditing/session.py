@@ -166,6 +166,13 @@ class AuditSession:
         elif finding.path != (existing := self.findings[key]).path and finding.path not in existing.also:
             self.findings[key] = replace(existing, also=(*existing.also, finding.path))
 
+    def explain_future(self, cause: str) -> None:
+        """Add a likely cause to the first finding of the future."""
+        for key, finding in self.findings.items():
+            if finding.kind == "future":
+                self.findings[key] = replace(finding, message=f"{finding.message} {cause}")
+                return
+
     def has_finding(self, *kinds: str) -> bool:
         return any(kind in kinds for kind, _, _ in self.findings)
 
