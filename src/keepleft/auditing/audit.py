@@ -19,6 +19,7 @@ from keepleft.auditing import isolation, rounding
 from keepleft.auditing.cache_adapters import CacheCallables
 from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
+from keepleft.auditing.checks.findings import remedy
 from keepleft.auditing.code_paths import BUDGETS, HALF_DTYPES, CodePath, code_paths, lengths_to_try
 from keepleft.auditing.first_calls import inspect_behaviour, smoke_test
 from keepleft.auditing.likely_cause import likely_cause
@@ -106,7 +107,7 @@ def audit(
                 _run_checks(session, CacheCallables(prefill, step, reorder))
                 claimed, measured = _measure_influence(session)
                 if cause := likely_cause(claimed, measured, session.layers):
-                    session.explain_future(cause)
+                    session.explain_future(cause, [remedy("future", kind) for kind in ("", "attention")])
         except UnauditableError as error:
             session.skip("the audit", error, fatal=True)
         except CallError as error:

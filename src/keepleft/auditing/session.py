@@ -166,10 +166,14 @@ class AuditSession:
         elif finding.path != (existing := self.findings[key]).path and finding.path not in existing.also:
             self.findings[key] = replace(existing, also=(*existing.also, finding.path))
 
-    def explain_future(self, cause: str) -> None:
-        """Add a likely cause to the first finding of the future."""
+    def explain_future(self, cause: str, advices: Iterable[str]) -> None:
+        """Add a likely cause to the first finding of the future, if its advice is one that says little:
+        what a convolution or a norm does wrong is known.
+        """
         for key, finding in self.findings.items():
             if finding.kind == "future":
+                if not any(advice in finding.message for advice in advices):
+                    return
                 self.findings[key] = replace(finding, message=f"{finding.message} {cause}")
                 return
 
