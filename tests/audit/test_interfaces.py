@@ -359,3 +359,26 @@ class DropsByExpert(Base):
 def test_random_numbers_that_depend_on_tokens_are_no_leak():
     report = kl.audit(DropsByExpert(False), TOKENS, vocab=VOCAB, budget="quick")
     assert report.ok, report.text()
+
+
+class FloatMask(nn.Module):
+    """Makes a mask of float32 whatever the queries are, as much code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.chunk_size = 40  # so that sequences of 41 are tried
+
+    def forward(self, tokens):
+        heads = self.qkv(self.embed(tokens)).unflatten(-1, (2, -1)).transpose(1, 2)
+        mask = torch.full((tokens.shape[1], tokens.shape[1]), float("-inf")).triu(1)
+        mixed = F.scaled_dot_product_attention(*heads.chunk(3, -1), attn_mask=mask)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+def test_what_a_kernel_of_float64_gets_wrong_is_no_leak():
+    """On CPUs, PyTorch 2.13 misreads float32 masks under float64 queries, from 33 keys on."""
+    report = kl.audit(FloatMask(), vocab=VOCAB)
+    assert report.ok, report.text()

@@ -264,6 +264,27 @@ class _NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class MasksOfOneDtype(TorchFunctionMode):
+    """Attention masks get the dtype of the queries. On a CPU, PyTorch 2.13 reads a float32 mask under float64
+    queries as if it were float64, from 33 keys on: an honest model in float64 would look like a leak.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            query = args[0] if args else kwargs["query"]
+            if len(args) > 3:
+                args = (*args[:3], _cast_mask(args[3], query), *args[4:])
+            elif "attn_mask" in kwargs:
+                kwargs["attn_mask"] = _cast_mask(kwargs["attn_mask"], query)
+        return func(*args, **kwargs)
+
+
+def _cast_mask(mask: Any, query: Tensor) -> Any:
+    is_float = isinstance(mask, Tensor) and mask.is_floating_point()
+    return mask.to(query.dtype) if is_float else mask
+
+
 @contextmanager
 def train_mode(
     module: nn.Module, enabled: bool, *, patch_functional: bool = False, dropout: bool = False

@@ -713,6 +713,7 @@ class ModelAdapter:
                 stack.enter_context(isolation.cast_weights(module, path.dtype))
             if path.dtype == torch.float64:
                 stack.enter_context(isolation.with_eager_experts(module))
+                stack.enter_context(isolation.MasksOfOneDtype())
             if path.compiling:
                 stack.enter_context(isolation.as_if_compiled())
             if path.autocast:
