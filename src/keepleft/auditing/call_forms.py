@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from keepleft.auditing.introspect import Signature, role_of, signature
 from keepleft.auditing.outputs import container_parts, float_tensors
+from keepleft.nn.loss import IGNORE_INDEX
 
 PAIR_NAMES = ("x", "y")  # of a batch that is a tuple
 KEPT_ROLES = ("cache", "positions", "lengths")  # of containers that are one value
-IGNORED = -100
 
 # -- anything else, in the caller's words -------------------------------------------------------
 
@@ -217,8 +217,7 @@ class PooledCall:
     time_axis: int = 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tokens = kwargs[self.main_argument] if self.main_argument in kwargs else args[0]
-        batch, length = (tokens.shape[0], tokens.shape[1])[:: 1 if self.time_axis == 1 else -1]
+        batch, length = _batch_and_length(self, args, kwargs)
         out = self.function(*args, **kwargs)
         pooled = [
             vector.reshape(batch, 1, -1).expand(-1, length, -1)
@@ -228,6 +227,14 @@ class PooledCall:
         return {f"output_{n}": vectors for n, vectors in enumerate(pooled)}
 
 
+def _batch_and_length(
+    call: PooledCall | LossCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Of the audited sequence among the arguments."""
+    tokens = kwargs[call.main_argument] if call.main_argument in kwargs else args[0]
+    return tokens.shape[1 - call.time_axis], tokens.shape[call.time_axis]
+
+
 # -- a loss alone ------------------------------------------------------------------------------
 
 
@@ -235,8 +242,7 @@ class _LossInputs(TorchFunctionMode):
     """Keeps what losses are computed from: the scores that a loss function is given, or log_softmax."""
 
     LOSSES = frozenset(
-        function
-        for function in (
+        (
             F.cross_entropy,
             F.nll_loss,
             F.binary_cross_entropy_with_logits,
@@ -281,7 +287,7 @@ class LossCall:
     in_pieces: bool = False  # a loss that is computed in chunks
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        batch, length = self._sizes(args, kwargs)
+        batch, length = _batch_and_length(self, args, kwargs)
         if not any(self.layouts):
             found = self._call(args, kwargs)[0]
             self.layouts = [_find_layout(scores, batch, length) for scores in found]
@@ -305,11 +311,6 @@ class LossCall:
         names = ("logits", *(f"logits_{n}" for n in range(1, len(scores))))
         return {**dict(zip(names, scores, strict=False)), "loss": loss}
 
-    def _sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
-        """The batch, and the length."""
-        tokens = kwargs[self.main_argument] if self.main_argument in kwargs else args[0]
-        return (tokens.shape[0], tokens.shape[1])[:: 1 if self.time_axis == 1 else -1]
-
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
         """The scores, and what the function returns."""
         with _LossInputs() as seen:
@@ -323,7 +324,7 @@ class LossCall:
         last = value.narrow(self.time_axis, value.shape[self.time_axis] - 1, 1)
         is_label = role_of(name) in ("labels", "targets") and name != self.main_argument
         if is_label and not value.is_floating_point():
-            last = torch.full_like(last, IGNORED)
+            last = torch.full_like(last, IGNORE_INDEX)
         elif role_of(name) == "positions":
             last = last + 1
         return torch.cat([value, last], self.time_axis)
@@ -375,7 +376,7 @@ class IsolatedLossCall:
         losses = torch.zeros(batch, length, 1, device=kwargs[self.main_argument].device)
         for row in range(batch):
             for position in range(length):
-                labels = torch.full((batch, length), IGNORED, device=losses.device)
+                labels = torch.full((batch, length), IGNORE_INDEX, device=losses.device)
                 labels[row, position] = self.label
                 out = self.function(*args, **{**kwargs, self.label_argument: labels})
                 losses[row, position] = torch.nan_to_num(_scalar(out).detach())

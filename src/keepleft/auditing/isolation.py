@@ -297,26 +297,25 @@ def train_mode(
         if enabled and patch_functional and not dropout:
             stack.enter_context(_NoDropout())
         if enabled and not dropout:
-            for submodule in module.modules():
-                for name, value in list(vars(submodule).items()):
-                    is_dropout_rate = name == "p" and isinstance(submodule, nn.modules.dropout._DropoutNd)
-                    if (
-                        isinstance(value, float)
-                        and 0 < value < 1
-                        and (is_dropout_rate or _DROPOUT_NAME.search(name))
-                    ):
-                        setattr(submodule, name, 0.0)
-                        stack.callback(setattr, submodule, name, value)
+            for submodule, name, value in list(_dropout_rates(module)):
+                setattr(submodule, name, 0.0)
+                stack.callback(setattr, submodule, name, value)
         yield
 
 
 def has_dropout(module: nn.Module) -> bool:
     """Has it a dropout rate that is not zero among its attributes?"""
-    return any(
-        isinstance(value, float) and 0 < value < 1 and (name == "p" or bool(_DROPOUT_NAME.search(name)))
-        for submodule in module.modules()
-        for name, value in vars(submodule).items()
-    )
+    return any(True for _ in _dropout_rates(module))
+
+
+def _dropout_rates(module: nn.Module) -> Iterator[tuple[nn.Module, str, float]]:
+    """The submodules with a dropout rate that is not zero, its name and its value."""
+    for submodule in module.modules():
+        is_dropout = isinstance(submodule, nn.modules.dropout._DropoutNd)
+        for name, value in vars(submodule).items():
+            is_rate = (name == "p" and is_dropout) or bool(_DROPOUT_NAME.search(name))
+            if is_rate and isinstance(value, float) and 0 < value < 1:
+                yield submodule, name, value
 
 
 @contextmanager

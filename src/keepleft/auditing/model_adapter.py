@@ -80,6 +80,12 @@ class Inputs:
             sides={name: choose(side, other.sides[name]) for name, side in self.sides.items()},
         )
 
+    def mask_at(self, row: int, position: int | None = None) -> Tensor:
+        """(B, T): True in one row, or at one position of it."""
+        mask = torch.zeros(self.tokens.shape[:2], dtype=torch.bool)
+        mask[row, slice(None) if position is None else position] = True
+        return mask
+
     def append(self, other: Inputs) -> Inputs:
         """With the tokens of another call, and what is aligned with them, behind its own."""
         return self.but(
@@ -725,7 +731,9 @@ class ModelAdapter:
             yield
 
 
-def perturbed(adapter: ModelAdapter, base: Inputs, candidates: Sequence[probe_inputs.Perturbation]) -> Inputs:
+def perturb_rows(
+    adapter: ModelAdapter, base: Inputs, candidates: Sequence[probe_inputs.Perturbation]
+) -> Inputs:
     """The inputs with one perturbation in each row, as far as they go."""
     length = base.tokens.shape[1]
     mask = torch.zeros(base.tokens.shape[:2], dtype=torch.bool)

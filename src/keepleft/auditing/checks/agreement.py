@@ -178,8 +178,7 @@ def _jittered_pairs(
     out = []
     for position in sorted({positions[0], positions[-1]}) if positions else ():
         replacement = session.adapter.resample(call_pair.first, 77)
-        mask = torch.zeros(replacement.tokens.shape[:2], dtype=torch.bool)
-        mask[row, position] = True
+        mask = replacement.mask_at(row, position)
         out.append((call_pair.first.blend(replacement, mask), call_pair.second.blend(replacement, mask)))
     return out
 

@@ -15,7 +15,7 @@ from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks import findings, reproducer
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs, perturbed
+from keepleft.auditing.model_adapter import CallError, Inputs, perturb_rows
 from keepleft.auditing.probe_inputs import (
     Perturbation,
     first_middle_last,
@@ -129,7 +129,7 @@ def _check_path(
                 session.skip(label, "the time was up in the middle of it")
                 return
             batch_candidates = candidates[n : n + batch]
-            changed = perturbed(adapter, base, batch_candidates)
+            changed = perturb_rows(adapter, base, batch_candidates)
             change = rounding.max_change(out, adapter.run(changed, path))
             if not change.any():
                 continue
@@ -168,7 +168,7 @@ def _confirm(
             if changed_output.isnan().any():
                 findings.add_nan_finding(session, path, changed, changed_output, ON_PLAIN_INPUTS)
         return False
-    row_changed = base.blend(changed, _mask(base, row))
+    row_changed = base.blend(changed, base.mask_at(row))
     if len(base.tokens) > 1:  # does it come from other rows?
         row_change = rounding.max_change(adapter.run(base, path), adapter.run(row_changed, path))[row].cpu()
         if not (row_change[hits] > 0).any():
@@ -208,7 +208,7 @@ def _strongest_source(
     best_inputs = row_changed
     largest = 0.0
     for k in perturbation.mask.nonzero().flatten().tolist()[:64]:
-        source_changed = base.blend(row_changed, _mask(base, row, k))
+        source_changed = base.blend(row_changed, base.mask_at(row, k))
         change = float(rounding.max_change(out, adapter.run(source_changed, path))[row, reader])
         if change > largest:
             best = k
@@ -235,13 +235,6 @@ def _jittered_pairs(
             mask = (torch.arange(length) == position)[None]
             out.append((base.blend(replacement, mask), row_changed.blend(replacement, mask)))
     return out
-
-
-def _mask(inputs: Inputs, row: int, position: int | None = None) -> Tensor:
-    """(B, T): True in one row, or at one position of it."""
-    mask = torch.zeros(inputs.tokens.shape[:2], dtype=torch.bool)
-    mask[row, slice(None) if position is None else position] = True
-    return mask
 
 
 # -- gradients ---------------------------------------------------------------------------------
@@ -271,7 +264,7 @@ def _gradient_probe(session: AuditSession, path: CodePath, length: int) -> None:
             relative = float(gradient[source]) / largest
             if relative < 1e-4 and not _persists_in_float64(session, path, base, reader, source, relative):
                 continue
-            changed = base.blend(adapter.resample(base, 11), _mask(base, 0, source))
+            changed = base.blend(adapter.resample(base, 11), base.mask_at(0, source))
             change = rounding.change_on_path(session, path, base, changed, 0, reader)
             # a change too small for the model's own precision is shown in float64
             finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)

@@ -15,7 +15,7 @@ from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks import findings
 from keepleft.auditing.checks.reproducer import literal, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
-from keepleft.auditing.model_adapter import Inputs, perturbed
+from keepleft.auditing.model_adapter import Inputs, perturb_rows
 from keepleft.auditing.probe_inputs import Perturbation, first_middle_last, perturbations
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
@@ -46,7 +46,7 @@ def _check_magnitude(
             return _poisoned_pair(session, path, base, candidates, None)
         repeated = _repeat_row(base, len(candidates))
         amplifier = interventions.ScoreAmplifier(length, sign)
-        new = perturbed(adapter, repeated, candidates)
+        new = perturb_rows(adapter, repeated, candidates)
         with amplifier.mode():
             base_output = adapter.run(repeated, path)
         if not amplifier.factors:

@@ -18,7 +18,7 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class HintRule:
     """A suspicious pattern; `find` looks for it in one function."""
 
     id: str

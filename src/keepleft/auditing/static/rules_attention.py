@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from keepleft.auditing.static.claims import is_language_model
-from keepleft.auditing.static.rules import Match, Rule
+from keepleft.auditing.static.rules import HintRule, Match
 from keepleft.auditing.static.scores import Product, products, softmaxes
 from keepleft.auditing.static.syntax import (
     Function,
@@ -257,7 +257,7 @@ def _causal_class(lines: str, init: str = "pass") -> str:
 _MODULE = "self.attn = nn.MultiheadAttention(8, 2)"
 
 RULES = [
-    Rule(
+    HintRule(
         "softmax-axis",
         "softmax of attention scores over another axis than that of the keys",
         "softmax of attention scores with {value}: the weights of a query must add up to 1 over the keys, "
@@ -266,7 +266,7 @@ RULES = [
         "def attend(q, k, v):\n    return F.softmax(q @ k.transpose(1, 2), dim=-1) @ v\n",
         find_wrong_axes,
     ),
-    Rule(
+    HintRule(
         "is-causal-with-cache",
         "`is_causal=True` where keys include earlier ones from a cache, or queries are fewer",
         "is_causal=True aligns the first query with the first key, so with a cache a query misses the latest "
@@ -281,7 +281,7 @@ RULES = [
         ),
         find_is_causal_with_cache,
     ),
-    Rule(
+    HintRule(
         "is-causal-with-mask",
         "`scaled_dot_product_attention` with both `is_causal=True` and `attn_mask`",
         "attn_mask and is_causal=True exclude each other: combine both in attn_mask",
@@ -289,7 +289,7 @@ RULES = [
         _causal_class("return F.scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=True)"),
         find_is_causal_with_mask,
     ),
-    Rule(
+    HintRule(
         "attention-unmasked",
         "`scaled_dot_product_attention` without a mask in a class that claims causality",
         "neither attn_mask nor is_causal=True, in a class that claims to be causal: every position sees the "
@@ -298,7 +298,7 @@ RULES = [
         _causal_class("return F.scaled_dot_product_attention(q, k, v, is_causal=True)"),
         find_unmasked_attention,
     ),
-    Rule(
+    HintRule(
         "module-unmasked",
         "`nn.MultiheadAttention` or a module of `nn.Transformer` called without a mask in such a class, or "
         "in one that embeds tokens for an `nn.TransformerDecoder`",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from keepleft.auditing.static.claims import CAUSAL_NAME, claims_causality
-from keepleft.auditing.static.rules import Match, Rule
+from keepleft.auditing.static.rules import HintRule, Match
 from keepleft.auditing.static.syntax import (
     MAX_TRACED_VALUES,
     RESHAPING,
@@ -233,7 +233,7 @@ def _step(loss: str) -> str:
 
 
 RULES = [
-    Rule(
+    HintRule(
         "labels-not-shifted",
         "the loss of a causal model compares the logits of a position with its own token",
         "the logits of a position are compared with the {value} of that position, which the model has read: "
@@ -244,7 +244,7 @@ RULES = [
         ),
         find_labels_not_shifted,
     ),
-    Rule(
+    HintRule(
         "labels-shifted-twice",
         "labels are shifted twice: in two places, or by the data set or the model too",
         "{value}, so that a position learns the token after the next",
@@ -258,7 +258,7 @@ RULES = [
         ),
         find_labels_shifted_twice,
     ),
-    Rule(
+    HintRule(
         "loss-counts-padding",
         "cross entropy without `ignore_index` in code that knows a padding id",
         "padding counts in this loss unless its labels are -100: pass ignore_index=…, or fill them with -100",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from keepleft.auditing.static.rules import Match, Rule, format_number
+from keepleft.auditing.static.rules import HintRule, Match, format_number
 from keepleft.auditing.static.scores import (
     SCORES_NAME,
     Fill,
@@ -371,7 +371,7 @@ def _softmaxed(lines: str) -> str:
 
 
 RULES = [
-    Rule(
+    HintRule(
         "mask-value-small",
         "hidden scores get a number such as -100 or -1e4 before the softmax",
         "{value} does not hide a score that is lower still: fill with float('-inf'), or with "
@@ -380,7 +380,7 @@ RULES = [
         _softmaxed("    scores = scores.masked_fill(mask, float('-inf'))\n    return scores.softmax(-1) @ v"),
         find_small_values,
     ),
-    Rule(
+    HintRule(
         "mask-value-finite",
         "hidden scores get a large finite number such as -1e9 or `torch.finfo(dtype).min`",
         "with {value} a row that is hidden everywhere gets uniform weights, where -inf would give NaN: check "
@@ -390,7 +390,7 @@ RULES = [
         find_finite_values,
         level="note",
     ),
-    Rule(
+    HintRule(
         "mask-value-positive",
         "hidden scores get a positive number before the softmax",
         "{value} makes the masked scores the largest ones, so that attention goes to what should be hidden: "
@@ -399,7 +399,7 @@ RULES = [
         _softmaxed("    scores = scores.masked_fill(mask, -torch.inf)\n    return scores.softmax(-1) @ v"),
         find_positive_values,
     ),
-    Rule(
+    HintRule(
         "mask-zeroes-scores",
         "scores are multiplied by a mask, or filled with 0, before the softmax",
         "a score of 0 is not hidden: its weight is exp(0) over the sum; fill with float('-inf') instead",
@@ -407,7 +407,7 @@ RULES = [
         _softmaxed("    return (scores * mask - torch.inf * (1 - mask)).softmax(-1) @ v"),
         find_zeroed_scores,
     ),
-    Rule(
+    HintRule(
         "mask-triu-diagonal",
         "`triu` with a diagonal other than 1 hides scores",
         "this triangle {value}: what a causal mask hides is triu(…, diagonal=1)",
@@ -421,7 +421,7 @@ RULES = [
         ),
         find_wrong_diagonals_of_triu,
     ),
-    Rule(
+    HintRule(
         "mask-tril-diagonal",
         "`tril` with a diagonal other than 0 says which scores to keep",
         "this triangle {value}: what a causal mask keeps is tril(…, diagonal=0)",
@@ -435,7 +435,7 @@ RULES = [
         ),
         find_wrong_diagonals_of_tril,
     ),
-    Rule(
+    HintRule(
         "mask-inverted",
         "a triangular mask hides the past and keeps the future",
         "this mask hides earlier positions and keeps later ones: masked_fill, where(mask, number, …) and "
@@ -451,7 +451,7 @@ RULES = [
         ),
         find_inverted_masks,
     ),
-    Rule(
+    HintRule(
         "mask-not-boolean",
         "`scaled_dot_product_attention` gets a mask of ones and zeros that is not boolean",
         "a mask that is not boolean is added to the scores, and ones and zeros hide nothing: convert it with "
@@ -462,7 +462,7 @@ RULES = [
         "    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(9, 9).tril().bool())\n",
         find_numeric_masks,
     ),
-    Rule(
+    HintRule(
         "mask-after-softmax",
         "attention weights are masked after the softmax and not divided by their new sum",
         "hidden positions stay in the denominator of the softmax and so change the other weights: mask the "

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from keepleft.auditing.static.claims import is_language_model
-from keepleft.auditing.static.rules import Match, Rule
+from keepleft.auditing.static.rules import HintRule, Match
 from keepleft.auditing.static.syntax import (
     RESHAPING,
     Function,
@@ -126,7 +126,7 @@ def _embedding(positions: str) -> str:
 
 
 RULES = [
-    Rule(
+    HintRule(
         "padding-mask-inverted",
         "`key_padding_mask` gets an `attention_mask` of Hugging Face, or `tokens != pad`, as it is",
         "{value} of torch.nn is True at padding, and this mask is true at tokens: negate it",
@@ -134,7 +134,7 @@ RULES = [
         _encoder("~attention_mask.bool()"),
         find_inverted_padding_masks,
     ),
-    Rule(
+    HintRule(
         "positions-count-padding",
         "positions from `arange` in a causal model that takes an `attention_mask` but no `position_ids`",
         "{value} from arange count padding on the left too: for such batches take "

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from keepleft.auditing.static.claims import claims_causality, is_language_model
-from keepleft.auditing.static.rules import Match, Rule
+from keepleft.auditing.static.rules import HintRule, Match
 from keepleft.auditing.static.syntax import (
     Class,
     Function,
@@ -211,7 +211,7 @@ def _causal_module(init: str, forward: str = "return self.layer(x)") -> str:
 
 
 RULES = [
-    Rule(
+    HintRule(
         "conv-padding",
         "`nn.Conv1d` with padding on both sides in a class that claims causality, nothing cut off the end",
         "{value} pads both sides, so that a position sees later ones: pad (kernel_size - 1) * dilation on "
@@ -223,7 +223,7 @@ RULES = [
         ),
         find_symmetric_convolutions,
     ),
-    Rule(
+    HintRule(
         "rnn-bidirectional",
         "a bidirectional LSTM, GRU or RNN in such a class",
         "a bidirectional {value} reads the sequence from its end too, in a class that claims to be causal",
@@ -231,7 +231,7 @@ RULES = [
         _causal_module("nn.LSTM(dim, dim)"),
         find_bidirectional_networks,
     ),
-    Rule(
+    HintRule(
         "norm-over-time",
         "`nn.BatchNorm1d` or `nn.InstanceNorm1d` in such a class",
         "{value} takes its statistics over all positions in training, so that earlier outputs depend on "
@@ -240,7 +240,7 @@ RULES = [
         _causal_module("nn.LayerNorm(dim)"),
         find_batch_norms,
     ),
-    Rule(
+    HintRule(
         "mean-over-time",
         "`x - x.mean(1)` or `x / x.std(1)` in such a class",
         "this {value} is taken over all positions, the later ones included: take it over the features "
@@ -249,7 +249,7 @@ RULES = [
         _causal_module("nn.Linear(dim, dim)", "return self.layer(x - x.mean(dim=-1, keepdim=True))"),
         find_means_over_time,
     ),
-    Rule(
+    HintRule(
         "flip-over-time",
         "`flip` over the time axis in such a class",
         "flip over time puts later positions before earlier ones: check that nothing causal reads them",
@@ -257,7 +257,7 @@ RULES = [
         _causal_module("nn.GRU(dim, dim)", "return self.layer(torch.flip(x, dims=[-1]))"),
         find_flips,
     ),
-    Rule(
+    HintRule(
         "fft-wraps",
         "a convolution by FFT whose input is not padded to twice its length",
         "a product of Fourier transforms is a circular convolution: without n = 2 * length, the end of the "
