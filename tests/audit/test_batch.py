@@ -95,7 +95,7 @@ def test_rows_are_kept_apart(model, found) -> None:
 @pytest.mark.parametrize(("model", "found"), [(Recurrent, False), (HalfMixes, True)])
 def test_each_path_that_is_offered_is_looked_at(model, found) -> None:
     subject = ModelAdapter(model().eval(), some(), claim=kl.causal)
-    inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("batch",), supports_float64=False)
+    inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("batch",), float64_support=False)
     with subject.on_path(CodePath()):
         subject.run(subject.make_inputs(2), CodePath())
     batch.batch(inquiry, [], [CodePath(dtype=torch.bfloat16)])

@@ -99,7 +99,7 @@ def test_each_path_that_is_offered_is_looked_at(way) -> None:
     ]
     for model, found in ((planted, True), (Decoder, False)):
         subject = ModelAdapter(model().eval(), some(), claim=kl.causal)
-        inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("padding",), supports_float64=False)
+        inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("padding",), float64_support=False)
         with subject.on_path(CodePath()):
             subject.run(subject.make_inputs(2), CodePath())
         padding.padding(inquiry, [], [way])

@@ -7,7 +7,6 @@ import random
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from keepleft.auditing.cache_adapters import CacheCallables
 from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.checks.findings import remedy
-from keepleft.auditing.code_paths import BUDGETS, HALF_DTYPES, CodePath, code_paths, lengths_to_try
+from keepleft.auditing.code_paths import BUDGETS, ESSENTIAL, HALF_DTYPES, CodePath, code_paths, lengths_to_try
 from keepleft.auditing.first_calls import inspect_behaviour, smoke_test
 from keepleft.auditing.likely_cause import likely_cause
 from keepleft.auditing.model_adapter import CallError, ModelAdapter, UnauditableError
@@ -135,6 +134,7 @@ def audit(
         claimed,
         measured,
         clock.monotonic() - started_at,
+        audited.model_seconds,
         audited.num_calls,
         {"torch": torch.__version__, "python": platform.python_version(), "device": str(audited.device)},
     )
@@ -196,11 +196,15 @@ def _limit_threads(session: AuditSession) -> Iterator[None]:
 
 
 def _run_checks(session: AuditSession, cache_callables: CacheCallables) -> None:
-    """Every check on the paths that matter most, and then, where the budget allows, on all of them."""
+    """Every check on the paths that matter most, and then, where the budget allows, on all of them; a large
+    model gets one pass of every kind before more of any.
+    """
     smoke_test(session)
     inspect_behaviour(session)
     full_budget = session.budget
-    budgets = [replace(BUDGETS["quick"], name=full_budget.name, seconds=full_budget.seconds)]
+    budgets = [full_budget.of_round(BUDGETS["quick"])]
+    if session.is_large:
+        budgets.insert(0, full_budget.of_round(ESSENTIAL))
     if full_budget.exhaustive:
         budgets.append(full_budget)
     for budget in budgets:
@@ -215,10 +219,10 @@ def _run_checks(session: AuditSession, cache_callables: CacheCallables) -> None:
 def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> None:
     all_paths = paths = list(code_paths(session))
     main_paths = [path for path in paths if path.is_usual]
-    if session.reduced_coverage:
+    if session.essential:
         all_paths = []
         main_paths = main_paths[:1]
-        paths = [path for path in paths if path.batch == 2 and path.dtype is None][:5]
+        paths = [path for path in paths if path.batch == 2 and path.dtype is None][:3]
     elif not session.budget.exhaustive:
         main_paths = main_paths[:2]
     label_paths = main_paths
@@ -277,17 +281,21 @@ def _measure_influence(session: AuditSession) -> tuple[InfluenceTable, Influence
         return (), ()
     length = adapter.length
     path = CodePath()
+    # a large model gets all sources in one batch, unless its rows move each other
+    batch_size = length if session.is_large and not session.has_finding("batch") else 1
     measured = torch.zeros(length, length)
     try:
         with adapter.on_path(path):
-            inputs = adapter.make_inputs(1, seed=7)
+            inputs = adapter.make_inputs(1, seed=7).select_rows(torch.zeros(batch_size, dtype=torch.long))
             output = adapter.run(inputs, path)
             new_tokens = adapter.sampler.resample(inputs.tokens, 8)
-            for k in range(length):
+            for start in range(0, length, batch_size):
+                sources = torch.arange(start, start + batch_size)
                 tokens = inputs.tokens.clone()
-                tokens[:, k] = new_tokens[:, k]
+                tokens[torch.arange(batch_size), sources] = new_tokens[torch.arange(batch_size), sources]
                 changed_output = adapter.run(inputs.but(tokens=tokens), path)
-                measured[:, k] = rounding.max_change(output, changed_output)[0].float().cpu()
+                change = rounding.max_change(output, changed_output)
+                measured[:, sources] = change.T.float().cpu()
     except (CallError, UnauditableError):
         return (), ()
     relative = (measured / rounding.scale(output)).tolist()

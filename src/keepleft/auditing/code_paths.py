@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_WINDOW_LENGTH = 600  # positions: a window that reaches further through all layers is not checked
+MAX_LENGTH_COST = {"quick": 30_000, "standard": 300_000}  # of all lengths together
 MAX_FLAGS = 6  # implementation flags, and boolean arguments, that get a path of their own
 _MASK_LABELS = {
     "absent": "no mask",
@@ -106,13 +107,22 @@ class Budget:
     max_length: int
     num_seeds: int
     exhaustive: bool  # every code path, or those that matter most
+    large_seconds: float | None = None  # the same for a large model
+    essential: bool = (
+        False  # a first round over a large model: the plainest paths, what shows most of each kind
+    )
+
+    def of_round(self, budget: Budget) -> Budget:
+        """The coverage of another budget, within the name and the time of this one."""
+        return replace(budget, name=self.name, seconds=self.seconds, large_seconds=self.large_seconds)
 
 
 BUDGETS = {
-    "quick": Budget("quick", 28.0, 8, 64, 1, exhaustive=False),
-    "standard": Budget("standard", 50.0, 32, 192, 2, exhaustive=True),
+    "quick": Budget("quick", 28.0, 8, 64, 1, exhaustive=False, large_seconds=11.0),
+    "standard": Budget("standard", 50.0, 32, 192, 2, exhaustive=True, large_seconds=48.0),
     "full": Budget("full", None, 400, 1200, 4, exhaustive=True),
 }
+ESSENTIAL = Budget("essential", None, 4, 64, 1, exhaustive=False, essential=True)
 
 
 # -- code paths --------------------------------------------------------------------------------
@@ -282,10 +292,10 @@ def lengths_to_try(session: AuditSession) -> list[int]:
         if n in window_lengths:
             lengths.append(n)
         elif len(lengths) < budget.max_lengths and (
-            budget.seconds is None or cost + n * n <= _max_position_pairs(session)
+            budget.seconds is None or cost + _length_cost(session, n) <= MAX_LENGTH_COST[budget.name]
         ):
             lengths.append(n)
-            cost += n * n
+            cost += _length_cost(session, n)
     return lengths
 
 
@@ -305,7 +315,9 @@ def _lengths_beyond_window(session: AuditSession) -> list[int]:
     return [min_length, min_length + 3] if min_length > session.adapter.length - 2 else []
 
 
-def _max_position_pairs(session: AuditSession) -> int:
-    """How many pairs of positions all lengths may come to; fewer for a large model."""
-    position_pairs = 30_000 if session.budget.name == "quick" else 300_000
-    return int(position_pairs * min(1.0, 2e6 / max(session.adapter.num_parameters, 1)))
+def _length_cost(session: AuditSession, length: int) -> float:
+    """Pairs of positions: of a small model every position is tried at each length. Of a large one a few are,
+    and what counts is how many weights a position is multiplied with.
+    """
+    weights = max(session.adapter.num_parameters / 2e6, 1.0)
+    return 3 * length * weights if session.is_large else length * length * weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from keepleft.attention.masks import full
 from keepleft.auditing import rounding
@@ -17,7 +17,6 @@ from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.session import AuditSession
 
 ISOLATED_LENGTH = 7  # of a model that is called once for each position
-MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
 
 
 def smoke_test(session: AuditSession) -> None:
@@ -250,7 +249,7 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def inspect_behaviour(session: AuditSession) -> None:
-    """Record what a few more calls show: layers, quantization, float64 support, randomness in training."""
+    """Record what a few more calls show: layers, quantization, randomness in training."""
     adapter = session.adapter
     module = adapter.module
     path = CodePath()
@@ -269,21 +268,8 @@ def inspect_behaviour(session: AuditSession) -> None:
             "the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest "
             "output are taken for rounding"
         )
-    if session.reduced_coverage:
+    if session.is_large and not session.budget.exhaustive:
         session.note("it is large, so the quick budget tries less, and in the model's own precision only")
-    if (
-        not session.quantized
-        and not session.reduced_coverage
-        and adapter.dtype != torch.float64
-        and _num_bytes(module) < MAX_FLOAT64_BYTES
-    ):
-        float64_path = path.but(dtype=torch.float64)
-        try:
-            with adapter.on_path(float64_path):
-                adapter.run(inputs, float64_path)
-            session.supports_float64 = True
-        except CallError as error:
-            session.note(f"it does not run in float64 ({error}), so rounding is told from leaks less finely")
     adapter.has_functional_dropout = _is_random(adapter, inputs, train=True)
     # once more, now that on_path switches functional dropout off as well
     adapter.random_in_training = adapter.has_functional_dropout and _is_random(adapter, inputs, train=True)
@@ -315,7 +301,3 @@ def _is_random(adapter: ModelAdapter, inputs: Inputs, *, train: bool) -> bool:
     finally:
         adapter.seed = 0
     return not torch.equal(torch.nan_to_num(outputs[0]), torch.nan_to_num(outputs[1]))
-
-
-def _num_bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())

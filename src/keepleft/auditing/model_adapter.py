@@ -5,10 +5,12 @@ arguments are called.
 from __future__ import annotations
 
 import random
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +55,11 @@ class Inputs:
 
     def but(self, **changes: Any) -> Inputs:
         return replace(self, **changes)
+
+    @cached_property
+    def fingerprint(self) -> Hashable:
+        """The same for inputs that hold the same."""
+        return tuple(_fingerprint(getattr(self, each.name)) for each in fields(self))
 
     def select_rows(self, rows: Tensor | slice) -> Inputs:
         """Tokens and source of some rows, or of all rows in another order."""
@@ -167,6 +174,7 @@ class ModelAdapter:
             self.device = _device_of(example)
         self.seed = 0
         self.num_calls = 0
+        self.model_seconds = 0.0  # spent in the model, forward and backward
         self.mutates_inputs = False
         self.mutates_buffers = False
         self.buffer_snapshot: isolation.BufferSnapshot = []  # taken when a path is entered
@@ -629,7 +637,8 @@ class ModelAdapter:
             bounds_check = isolation.BoundsCheck() if self.device.type == "cuda" else nullcontext()
             with isolation.time_limit(self.timeout_seconds), warnings.catch_warnings(), bounds_check:
                 warnings.simplefilter("ignore")
-                out = function(*positional, *args, **kwargs)
+                with self.timed():
+                    out = function(*positional, *args, **kwargs)
         except isolation.CallTimeoutError as error:
             raise UnauditableError(
                 f"{self.name} hangs: {error}; give a smaller model, or more time with limit="
@@ -647,6 +656,17 @@ class ModelAdapter:
         ):
             self.mutates_inputs = True
         return out
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what runs inside as time spent in the model."""
+        started_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.model_seconds += time.perf_counter() - started_at
 
     def _seed_rngs(self) -> None:
         random.seed(self.seed)
@@ -747,6 +767,19 @@ def perturb_rows(
                 0
             ]
     return base.blend(base.but(tokens=tokens, sides=sides), mask)
+
+
+def _fingerprint(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        return (
+            str(plain.dtype),
+            tuple(plain.shape),
+            hash(plain.reshape(-1).view(torch.uint8).numpy().tobytes()),
+        )
+    if isinstance(value, Mapping):
+        return tuple((name, _fingerprint(item)) for name, item in value.items())
+    return repr(value)
 
 
 def _has_axes(value: Any) -> bool:

@@ -169,7 +169,8 @@ def single_source_perturbations(allowed: Tensor) -> list[Perturbation]:
 
 def first_middle_last(candidates: Sequence[Perturbation]) -> list[Perturbation]:
     """The few that a large model has time for."""
-    return [candidates[n] for n in sorted({0, len(candidates) // 2, len(candidates) - 1})]
+    last = len(candidates) - 1
+    return [candidates[n] for n in sorted({0, len(candidates) // 2, last})] if candidates else []
 
 
 def perturb(sampler: InputSampler, tokens: Tensor, perturbation: Perturbation) -> Tensor:

@@ -58,6 +58,7 @@ class AuditReport:
     claimed: tuple[tuple[bool, ...], ...] = ()  # (T, T): may source k influence reader q?
     measured: tuple[tuple[float, ...], ...] = ()  # (T, T): how much it does, relative to the largest output
     seconds: float = 0.0
+    model_seconds: float = 0.0  # of these, in the model itself, forward and backward
     calls: int = 0
     about: dict[str, str] = field(default_factory=dict)  # versions, device
 
@@ -112,6 +113,7 @@ class AuditReport:
             lines.append(
                 f"checked: {', '.join(self.checked)}; {len(self.paths)} code paths, {self.calls} calls, "
                 f"{self.seconds:.1f} s"
+                + (f", {self.model_seconds / self.seconds:.0%} of it in the model" if self.seconds else "")
             )
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"not checked: {line}" for line in self.skipped]

@@ -20,6 +20,7 @@ from keepleft.auditing.report import Finding
 Item = TypeVar("Item")
 PROBES = ("substitution", "gradient", "length", "magnitude", "poison")
 MAX_RECENT_OUTPUTS = 3
+MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
 
 
 @dataclass
@@ -29,6 +30,8 @@ class RunCache:
     recent_outputs: list[tuple[Inputs, CodePath, Tensor]] = field(default_factory=list)  # oldest first
     float64_purity: dict[CodePath, bool] = field(default_factory=dict)
     visited: set[Hashable] = field(default_factory=set)
+    agreements: dict[Hashable, bool] = field(default_factory=dict)  # pairs of calls that were compared
+    accepted_lengths: set[tuple[CodePath, int]] = field(default_factory=set)
     rejected_length: int = 1 << 30  # the model takes no sequence of this length or longer
 
     def first_visit(self, key: Hashable) -> bool:
@@ -55,7 +58,7 @@ class AuditSession:
     on_progress: Callable[[str], None] = lambda _: None
     started_at: float = field(default_factory=time.monotonic)
     # what the first calls show
-    supports_float64: bool = False
+    float64_support: bool | None = None  # None: not tried yet
     quantized: bool = False
     num_randomized: int = 0  # weights that were all zero
     # further lengths to try
@@ -74,12 +77,13 @@ class AuditSession:
     @property
     def is_large(self) -> bool:
         """Is one call so slow that a sample of them must do?"""
-        return self.budget.seconds is not None and self.adapter.num_parameters > 3e7
+        max_parameters = 3e7 if self.adapter.device.type == "cpu" else 1e9
+        return self.budget.seconds is not None and self.adapter.num_parameters > max_parameters
 
     @property
-    def reduced_coverage(self) -> bool:
-        """A large model and little time: the plain path, and the probes that show most."""
-        return self.is_large and not self.budget.exhaustive
+    def essential(self) -> bool:
+        """Is this the first round over a large model, on the plain path, with the probes that show most?"""
+        return self.budget.essential
 
     # -- the claim
 
@@ -103,6 +107,28 @@ class AuditSession:
 
     # -- calls
 
+    @property
+    def supports_float64(self) -> bool:
+        """Does the model run in float64? Tried when it is first asked, since a large model takes a while."""
+        if self.float64_support is None:
+            self.float64_support = self._runs_in_float64()
+        return self.float64_support
+
+    def _runs_in_float64(self) -> bool:
+        adapter = self.adapter
+        if adapter.module is None or self.quantized or adapter.dtype == torch.float64:
+            return False
+        if sum(p.numel() * p.element_size() for p in adapter.module.parameters()) >= MAX_FLOAT64_BYTES:
+            return False
+        path = CodePath(dtype=torch.float64)
+        try:
+            with adapter.on_path(path):
+                adapter.run(adapter.make_inputs(2), path)
+        except CallError as error:
+            self.note(f"it does not run in float64 ({error}), so rounding is told from leaks less finely")
+            return False
+        return True
+
     def is_pure_float64(self, path: CodePath) -> bool:
         """Does this path, run in float64, compute in nothing but float64?"""
         float64_path = path.but(
@@ -119,10 +145,12 @@ class AuditSession:
         return purity[float64_path]
 
     def in_float64(self, path: CodePath) -> CodePath:
-        """The same path in float64; unchanged where it has a dtype of its own or the model does not run in
-        float64.
+        """The same path in float64; unchanged where it has a dtype of its own, where the model does not run
+        in float64, and in the rounds over a large model that have little time.
         """
-        return path.but(dtype=torch.float64) if self.supports_float64 and path.dtype is None else path
+        if path.dtype is not None or (self.is_large and not self.budget.exhaustive):
+            return path
+        return path.but(dtype=torch.float64) if self.supports_float64 else path
 
     def cached_run(self, inputs: Inputs, path: CodePath) -> Tensor:
         """The output of a call; one of the latest calls is not computed again."""
@@ -138,6 +166,8 @@ class AuditSession:
     def accepts_length(self, path: CodePath, length: int) -> bool:
         """Does the model take a sequence of this length? A table of learned positions has an end."""
         adapter = self.adapter
+        if (path, length) in self.run_cache.accepted_lengths:
+            return True
         try:
             with adapter.on_path(path):
                 adapter.run(adapter.make_inputs(1, length), path)
@@ -146,6 +176,7 @@ class AuditSession:
                 self.run_cache.rejected_length = min(self.run_cache.rejected_length, length)
             self.skip(f"lengths from {length} on" if length > adapter.length else f"length {length}", error)
             return False
+        self.run_cache.accepted_lengths.add((path, length))
         return True
 
     # -- results
@@ -210,7 +241,11 @@ class AuditSession:
 
     @property
     def out_of_time(self) -> bool:
-        return self.budget.seconds is not None and time.monotonic() - self.started_at > self.budget.seconds
+        """Is the time of the budget up? The first round over a large model is finished all the same: one pass
+        of every kind is what a verdict needs.
+        """
+        seconds = self.budget.large_seconds if self.is_large else self.budget.seconds
+        return seconds is not None and not self.essential and time.monotonic() - self.started_at > seconds
 
     @property
     def out_of_time_message(self) -> str:

@@ -39,7 +39,27 @@ class CallPair:
 
 
 def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
-    """Compare the two calls, and report where they do not agree. Returns whether they do."""
+    """Compare the two calls, and report where they do not agree. Returns whether they do. What an earlier
+    round has compared is not compared again.
+    """
+    key = (
+        call_pair.kind,
+        call_pair.variant,
+        call_pair.exact,
+        path,
+        call_pair.first.fingerprint,
+        call_pair.second.fingerprint,
+        call_pair.first_positions.numpy().tobytes(),
+        call_pair.second_positions.numpy().tobytes(),
+    )
+    agreements = session.run_cache.agreements
+    if key not in agreements:
+        agreements[key] = _agree(session, path, call_pair)
+    return agreements[key]
+
+
+def _agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
+    """Compare two calls that have not been compared yet."""
     adapter = session.adapter
     if adapter.random_in_training and path.train and not call_pair.exact:
         return True

@@ -25,7 +25,7 @@ def batch(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[
             batch_sizes: tuple[int, ...] = (3,)
             if exhaustive:
                 batch_sizes = (2, 3, LARGE_BATCH_SIZE)
-            elif n == 0 and not session.reduced_coverage:
+            elif n == 0 and not session.essential:
                 batch_sizes = (3, LARGE_BATCH_SIZE)
             if not all(
                 agree(session, path, call_pair)
@@ -69,7 +69,7 @@ def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
                 *(change for _, change in adapter.sampler.special_changes(base.tokens)),
             ]
             if not session.budget.exhaustive:
-                changes = changes[: 1 if session.reduced_coverage else 3]
+                changes = changes[: 1 if session.essential else 3]
             for change in changes:
                 yield _call_pair(session, base, unchanged_rows, change)
     else:  # of any two rows, each changes at least once while the other stays

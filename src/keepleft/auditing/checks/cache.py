@@ -42,7 +42,7 @@ def cache(session: AuditSession, paths: Sequence[CodePath], callables: CacheCall
     ]
     for n, path in enumerate(session.within_budget(plain_paths, "cache, further paths")):
         thorough = session.budget.exhaustive and n == 0
-        for cache_kind in stepper.cache_kinds[:1] if session.reduced_coverage else stepper.cache_kinds:
+        for cache_kind in stepper.cache_kinds[:1] if session.essential else stepper.cache_kinds:
             with session.skip_on_error(f"cache, {cache_kind}, {path.label(2)}"):
                 for precision_path in dict.fromkeys([session.in_float64(path), path][: 1 + thorough]):
                     with adapter.on_path(precision_path):
@@ -73,7 +73,9 @@ class CacheTrial:
             [length - 3, 1, 2],
             [3, 5, length - 8],
         ]
-        if not self.thorough or self.stepper.single_token:
+        if self.session.essential and not self.stepper.single_token:
+            chunkings = [[4, 3, 1, length - 8]]
+        elif not self.thorough or self.stepper.single_token:
             chunkings = chunkings[: 1 if self.stepper.single_token else 3]
         for n, chunk_sizes in enumerate(chunkings):
             with self.session.skip_on_error(
@@ -82,7 +84,7 @@ class CacheTrial:
             ):
                 if not self.check_chunks(chunk_sizes, seed=120 + n):
                     return False
-        num_lengths = 4 if self.thorough else 0 if self.session.reduced_coverage else 2
+        num_lengths = 4 if self.thorough else 0 if self.session.essential else 2
         longer_lengths = [
             n for n in self.session.lengths if length < n < self.session.run_cache.rejected_length
         ][:num_lengths]
@@ -96,7 +98,7 @@ class CacheTrial:
                     if not self.check_chunks(chunk_sizes, seed=140 + n):
                         return False
         with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(1, length)}"):
-            if not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1):
+            if not self.session.essential and not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1):
                 return False
             if not self.check_chunks([2, 1, 1], seed=151, batch=2):  # shorter than the last
                 return False

@@ -112,8 +112,10 @@ def _check_path(
         candidates = perturbations(allowed, seeds, change_names)
         if session.is_large:  # all of them in one batch on the plain path, a few on the others
             candidates = perturbations(allowed, 1)
-            if batch == 1 or path != CodePath():
+            if batch == 1 or path != CodePath() or sweep:
                 candidates = first_middle_last(candidates)
+            if batch == 1 and session.essential:
+                candidates = candidates[len(candidates) // 2 :][:1]
             batch = 1 if batch == 1 else len(candidates)
         if session.budget.exhaustive and not sweep:
             candidates += single_source_perturbations(allowed)
@@ -255,7 +257,8 @@ def _gradient_probe(session: AuditSession, path: CodePath, length: int) -> None:
             session.skip("future by gradients", error)
             return
         session.record_path(path, 1, length)
-        for reader, gradient in _position_gradients(out, embeddings, range(length)):
+        readers = sorted({0, length // 2, length - 1}) if session.is_large else range(length)
+        for reader, gradient in _position_gradients(out, embeddings, readers):
             hidden = ~allowed[reader]
             largest = float(gradient.max())
             if largest <= 0 or not hidden.any() or not float(gradient[hidden].max()) > 0:
@@ -275,7 +278,9 @@ def _gradient_probe(session: AuditSession, path: CodePath, length: int) -> None:
             return
 
 
-def _position_gradients(out: Tensor, embeddings: Tensor, readers: range) -> Iterator[tuple[int, Tensor]]:
+def _position_gradients(
+    out: Tensor, embeddings: Tensor, readers: Sequence[int]
+) -> Iterator[tuple[int, Tensor]]:
     """(T,) for each reader: the largest gradient of a random projection of its output at each position.
 
     Readers whose output has no gradient are left out.
@@ -322,8 +327,7 @@ def _persists_in_float64(
 def _length_probe(session: AuditSession, path: CodePath) -> None:
     """A sequence against its own prefix: not even the number of later positions may matter."""
     adapter = session.adapter
-    for dtype in [torch.float64, None] if session.supports_float64 else [None]:
-        dtype_path = path.but(dtype=dtype)
+    for dtype_path in dict.fromkeys([session.in_float64(path), path]):
         limit = rounding.tolerance(session, dtype_path)
         for short_length, extra_length in session.within_budget(_length_pairs(session), "future by length"):
             long_length = short_length + extra_length
@@ -347,8 +351,10 @@ def _length_pairs(session: AuditSession) -> list[tuple[int, int]]:
     """(length, how many positions follow)"""
     adapter = session.adapter
     exhaustive = session.budget.exhaustive
-    pairs = [(adapter.length, extra_length) for extra_length in (1, 2, adapter.length)]
-    pairs += [(3, 1), (5, 4)]
+    pairs = [(adapter.length, extra_length) for extra_length in (1, adapter.length)]
+    if session.essential:
+        return [*pairs, *((n, 1) for n in session.lengths[:3] if n > 2)]
+    pairs += [(adapter.length, 2), (3, 1), (5, 4)]
     pairs += [(n, 1) for n in session.lengths[: 8 if exhaustive else 3] if n > 2]
     max_length = session.budget.max_length // 2
     return pairs + [(n, n) for n in session.lengths[: 6 if exhaustive else 2] if 2 < n <= max_length]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keepleft.auditing import outputs, rounding
+from keepleft.auditing import isolation, outputs, rounding
 from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import format_size, remedy
@@ -63,23 +64,32 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
             ):
                 continue
             session.num_comparisons = num_comparisons  # only an explained loss counts as a label check
-            count_argument = adapter.signature.argument_for("count")
-            count_arguments = (None, count_argument) if count_argument is not None else (None,)
-            variants = [replace(label_argument, count_argument=name) for name in count_arguments]
-            trials = (
-                [(variants[0], 2)]
-                if session.reduced_coverage
-                else [(variant, batch_size) for variant in variants for batch_size in (2, 1)]
-            )
             if isinstance(adapter.entry_point, IsolatedLossCall):
                 _check_isolated_labels(session, path, label_argument, adapter.entry_point)
                 continue
-            if all(
-                _labels_aligned(session, path, variant, batch_size) for variant, batch_size in trials
-            ) and _ignored_row_is_free(session, path, label_argument):
-                _check_accumulation(session, path)
-                if not session.reduced_coverage:
-                    _check_long_sequence(session, path, label_argument)
+            # where only labels differ, all but the loss of a large model is computed once
+            is_reusable = session.is_large and not (path.train and adapter.random_in_training)
+            reuse = isolation.reuse_outputs(adapter.module) if is_reusable else nullcontext()
+            with reuse:
+                _check_loss(session, path, label_argument)
+
+
+def _check_loss(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> None:
+    """Is the loss that of the right labels, each once, and do small batches add up to a large one?"""
+    count_argument = session.adapter.signature.argument_for("count")
+    count_arguments = (None, count_argument) if count_argument is not None else (None,)
+    variants = [replace(label_argument, count_argument=name) for name in count_arguments]
+    trials = (
+        [(variants[0], 2)]
+        if session.essential
+        else [(variant, batch_size) for variant in variants for batch_size in (2, 1)]
+    )
+    if all(
+        _labels_aligned(session, path, variant, batch_size) for variant, batch_size in trials
+    ) and _ignored_row_is_free(session, path, label_argument):
+        _check_accumulation(session, path)
+        if not session.essential:
+            _check_long_sequence(session, path, label_argument)
 
 
 def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument | None:

@@ -32,10 +32,10 @@ def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[Co
                 session.adapter.on_path(path),
             ):
                 if _check_forward(session, path, case, inputs) and (
-                    inputs.keep_mask is not None or not session.reduced_coverage
+                    inputs.keep_mask is not None or not session.essential
                 ):
                     _check_backward(session, path, case, inputs, real_mask)
-    if not session.reduced_coverage:
+    if not session.essential:
         _check_long_sequence(session)
     # where the audit takes half-precision paths at all: they need a copy of the weights
     if any(path.dtype in HALF_DTYPES for path in (*paths, *all_paths)):
@@ -165,7 +165,7 @@ def _check_backward(
         for p in parameters:
             p.grad = None
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), adapter.timed():
                 warnings.simplefilter("ignore")
                 torch.autograd.backward(value)
         except RuntimeError as error:

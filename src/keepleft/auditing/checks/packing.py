@@ -95,8 +95,9 @@ def packing(session: AuditSession, paths: Sequence[CodePath]) -> None:
     if packing_arguments.mode == "positions" and not adapter.positions_reset:
         _check_positions_only(session, packing_arguments, paths[0])
         return
+    layouts = _layouts(session, packing_arguments)
     for path in session.within_budget(paths, "packing, further paths"):
-        for layout, rows in _layouts(session, packing_arguments):
+        for layout, rows in layouts[:1] if session.essential else layouts:
             num_precisions = (
                 2 if layout == "three texts" else int(session.budget.exhaustive or path == paths[0])
             )
@@ -232,12 +233,14 @@ def _check_positions_only(session: AuditSession, packing_arguments: PackingArgum
     for cache_path in paths:
         dry_run = _dry_run_session(session)
         with dry_run.skip_on_error(f"packing, {layout}, {cache_path.label(1)}"):
-            separated.append(_check_documents(dry_run, cache_path, packing_arguments, rows, 2))
+            num_precisions = 1 if session.essential else 2
+            separated.append(_check_documents(dry_run, cache_path, packing_arguments, rows, num_precisions))
         for line in dry_run.skipped:
             session.skip(*line.split(": ", 1))
     if separated and separated[0]:
         session.record_path(paths[0], 1, session.adapter.length)
-        for layout, rows in _layouts(session, packing_arguments)[1:]:  # texts of one token among them
+        more_layouts = [] if session.essential else _layouts(session, packing_arguments)[1:]
+        for layout, rows in more_layouts:  # texts of one token among them
             with session.skip_on_error(f"packing, {layout}, {paths[0].label(len(rows))}"):
                 if not _check_documents(session, paths[0], packing_arguments, rows, 1):
                     return
@@ -272,7 +275,7 @@ def _dry_run_session(session: AuditSession) -> AuditSession:
         session.layers,
         session.budget,
         session.checks,
-        supports_float64=session.supports_float64,
+        float64_support=session.float64_support,
         quantized=session.quantized,
         started_at=session.started_at,
         run_cache=RunCache(float64_purity=session.run_cache.float64_purity),

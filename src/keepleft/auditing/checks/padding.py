@@ -102,8 +102,11 @@ def _check_sides(
     precision_paths = dict.fromkeys([session.in_float64(path), path][: 1 + thorough])
     amounts: Sequence[int] = PADDING_AMOUNTS
     if not thorough:
-        amounts = amounts[: 1 if session.reduced_coverage else 2]
+        amounts = amounts[: 1 if session.essential else 2]
     skips_padding = positions_skip_padding(session, is_source)
+    amount_batches, content_batches = ((1, 2, 3), (1, 2, 3, 5)) if thorough else ((1, 3), (1, 5))
+    if session.essential:
+        amount_batches = content_batches = (3,)
     for side in _padding_sides(padding_argument, is_source, skips_padding):
         for amount in amounts:
             if amount < 0:
@@ -112,13 +115,11 @@ def _check_sides(
             with session.skip_on_error(label):
                 for precision_path in precision_paths if side == "right" or skips_padding else ():
                     with adapter.on_path(precision_path):
-                        for call_pair in _amount_pairs(
-                            adapter, side, amount, is_source, (1, 2, 3) if thorough else (1, 3)
-                        ):
+                        for call_pair in _amount_pairs(adapter, side, amount, is_source, amount_batches):
                             if not agree(session, precision_path, call_pair):
                                 return False
                 with adapter.on_path(path):
-                    for batch_size in (1, 2, 3, 5) if thorough else (1, 5):
+                    for batch_size in content_batches:
                         for seed in range(2 if thorough else 1):
                             if not agree(
                                 session,
