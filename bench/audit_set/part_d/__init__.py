@@ -1,0 +1,1 @@
+"""Part D: padding, packing, caches, rows, NaN, labels and bridges, written without a look at the auditor."""
