@@ -67,7 +67,7 @@ def main() -> int:
         parts = ", ".join(f"{count} {result}" for result, count in counts[leaks].most_common())
         print(f"{counts[leaks].total()} {name}: {parts}")
     total = sum(seconds for seconds, _ in slowest)
-    longest = ", ".join(f"{name} {seconds:.1f}" for seconds, name in sorted(slowest, reverse=True)[:3])
+    longest = ", ".join(f"{name} {seconds:.1f}" for seconds, name in sorted(slowest, reverse=True)[:12])
     print(f"{total:.0f} s; the longest: {longest}")
     return 0
 

@@ -451,14 +451,18 @@ def _from_position_argument(
     adapter: ModelAdapter, name: str, reorder: Callable[..., Any] | None
 ) -> CacheStepper:
     """forward(tokens, input_pos). Raises CallError where these are mere positions and nothing is cached."""
+    error: CallError | None = None
     for set_up in (None, *_set_up_methods(adapter)):
         stepper = _internal_cache_stepper(
             adapter, name, lambda start, size: torch.arange(start, start + size), reorder, set_up
         )
-        with isolation.preserve_state(adapter.module):
-            if _depends_on_state(stepper):
-                return stepper
-    raise CallError(
+        try:
+            with isolation.preserve_state(adapter.module):
+                if _depends_on_state(stepper):
+                    return stepper
+        except CallError as call_error:  # without its caches, perhaps
+            error = call_error
+    raise error or CallError(
         f"given {name}, it keeps nothing from call to call: set its caches up first, or give prefill= and "
         "step= to check one"
     )

@@ -96,6 +96,12 @@ class BatchCall:
         return arguments | kwargs
 
 
+def batch_of(example: Any) -> Any:
+    """Of an example (batch, batch_idx), as a training step is called, the batch."""
+    is_called_so = isinstance(example, tuple | list) and len(example) == 2 and isinstance(example[1], int)
+    return example[0] if is_called_so else example
+
+
 def as_batch_call(
     function: Callable[..., Any], call_signature: Signature, example: Any
 ) -> tuple[BatchCall | None, Any]:

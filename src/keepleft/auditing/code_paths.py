@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_WINDOW_LENGTH = 600  # positions: a window that reaches further through all layers is not checked
-MAX_LENGTH_COST = {"quick": 30_000, "standard": 300_000}  # of all lengths together
+MAX_LENGTH_COST = {"quick": 80_000, "standard": 400_000}  # of all lengths together
 MAX_FLAGS = 6  # implementation flags, and boolean arguments, that get a path of their own
 _MASK_LABELS = {
     "absent": "no mask",
@@ -105,12 +105,11 @@ class Budget:
     seconds: float | None  # after which nothing new is begun; None: no limit
     max_lengths: int  # how many further lengths
     max_length: int
+    every_length: int  # up to which every length is tried, of a small model
     num_seeds: int
     exhaustive: bool  # every code path, or those that matter most
     large_seconds: float | None = None  # the same for a large model
-    essential: bool = (
-        False  # a first round over a large model: the plainest paths, what shows most of each kind
-    )
+    essential: bool = False  # a first round over a large model: the plain paths, and what shows most
 
     def of_round(self, budget: Budget) -> Budget:
         """The coverage of another budget, within the name and the time of this one."""
@@ -118,11 +117,12 @@ class Budget:
 
 
 BUDGETS = {
-    "quick": Budget("quick", 28.0, 8, 64, 1, exhaustive=False, large_seconds=11.0),
-    "standard": Budget("standard", 50.0, 32, 192, 2, exhaustive=True, large_seconds=48.0),
-    "full": Budget("full", None, 400, 1200, 4, exhaustive=True),
+    "quick": Budget("quick", 28.0, 64, 140, 40, 1, exhaustive=False, large_seconds=11.0),
+    "standard": Budget("standard", 50.0, 120, 260, 72, 2, exhaustive=True, large_seconds=48.0),
+    "full": Budget("full", None, 400, 1200, 140, 4, exhaustive=True),
 }
-ESSENTIAL = Budget("essential", None, 4, 64, 1, exhaustive=False, essential=True)
+ESSENTIAL = Budget("essential", None, 4, 64, 0, 1, exhaustive=False, essential=True)
+POWERS_OF_TWO = (64, 128, 256)
 
 
 # -- code paths --------------------------------------------------------------------------------
@@ -270,14 +270,19 @@ def _dtype_paths(session: AuditSession) -> Iterator[CodePath]:
 
 
 def lengths_to_try(session: AuditSession) -> list[int]:
-    """Below, at and above every integer in the configuration, and twice as long; the most relevant first."""
+    """Below, at and above every integer in the configuration, and twice as long; then, of a small model,
+    every short length and powers of two. The most relevant first.
+    """
     budget = session.budget
     config_numbers = session.adapter.facts.config_numbers
     window_lengths = _lengths_beyond_window(session)
     candidates = dict.fromkeys([*window_lengths, 1, 2])
     for n in config_numbers:
-        nearby_lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)
-        candidates |= dict.fromkeys(length for length in nearby_lengths if 1 <= length <= budget.max_length)
+        candidates |= dict.fromkeys(nearby_lengths(n, budget))
+    if not session.is_large and not session.adapter.is_called_by_position:
+        candidates |= dict.fromkeys(range(3, budget.every_length + 1))
+        powers = (length for n in POWERS_OF_TWO for length in (n, n + 1) if length <= budget.max_length)
+        candidates |= dict.fromkeys(powers)
     too_long = sorted(n for n in config_numbers if n >= budget.max_length)
     if too_long and budget.exhaustive:
         numbers = ", ".join(map(str, too_long[:8])) + (" …" if len(too_long) > 8 else "")
@@ -285,7 +290,7 @@ def lengths_to_try(session: AuditSession) -> list[int]:
             f"lengths {numbers}", f"sequences of up to {budget.max_length} were tried, by the budget"
         )
     lengths: list[int] = []
-    cost = 0
+    cost = 0.0
     for n in candidates:
         if n == session.adapter.length:
             continue
@@ -297,6 +302,12 @@ def lengths_to_try(session: AuditSession) -> list[int]:
             lengths.append(n)
             cost += _length_cost(session, n)
     return lengths
+
+
+def nearby_lengths(n: int, budget: Budget) -> list[int]:
+    """Where a model that has this number among its own may change its ways."""
+    lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)
+    return [length for length in lengths if 1 <= length <= budget.max_length]
 
 
 def _lengths_beyond_window(session: AuditSession) -> list[int]:

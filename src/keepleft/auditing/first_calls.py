@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from keepleft.attention.masks import full
 from keepleft.auditing import rounding
@@ -28,6 +29,7 @@ def smoke_test(session: AuditSession) -> None:
     with adapter.on_path(path):
         try:
             _find_call(session, path)
+            _detect_vocabulary(adapter, path)
             _detect_flat_order(adapter, path)
         except CallError as error:
             shape = tuple(adapter.make_inputs(2).tokens.shape)
@@ -197,6 +199,35 @@ def _makes_decoder_input_of_labels(session: AuditSession, path: CodePath) -> boo
     adapter.audit_labels_as_decoder_input(name)
     session.note(f"its decoder reads {name}, shifted to the right")
     return True
+
+
+def _detect_vocabulary(adapter: ModelAdapter, path: CodePath) -> None:
+    """Where the number of token ids was guessed from the tables of a model: in which of them does it look the
+    tokens up? Another table (of positions, say) may be smaller.
+    """
+    if not adapter.guesses_vocab or adapter.module is None or not isinstance(adapter.sampler, TokenSampler):
+        return
+    inputs = adapter.make_inputs(2)
+    tokens = inputs.tokens.flatten().to(adapter.device)
+    sizes: list[int] = []
+
+    def record(table: nn.Module, args: tuple[Any, ...]) -> None:
+        ids = args[0] if args else None
+        if isinstance(ids, Tensor) and ids.numel() == tokens.numel() and torch.equal(ids.flatten(), tokens):
+            sizes.append(cast(nn.Embedding, table).num_embeddings)
+
+    tables = [table for table in adapter.module.modules() if isinstance(table, nn.Embedding)]
+    hooks = [table.register_forward_pre_hook(record) for table in tables]
+    try:
+        adapter.run(inputs, path)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not sizes or min(sizes) <= len(adapter.sampler.pool):
+        return
+    adapter.use_vocab(min(sizes))
+    if not _runs(adapter, adapter.make_inputs(2), path):
+        adapter.use_vocab(len(adapter.sampler.pool))
 
 
 def _detect_flat_order(adapter: ModelAdapter, path: CodePath) -> None:

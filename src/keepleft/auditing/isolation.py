@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -207,28 +208,45 @@ def preserve_state(module: nn.Module | None) -> Iterator[None]:
         restore_buffers(snapshot)
 
 
-BufferSnapshot = list[tuple[Tensor, int, Tensor]]  # buffer, its version, a copy of its value
+@dataclass
+class SavedBuffer:
+    """A buffer as it was: where it is kept, and what it held."""
+
+    owner: dict[str, Tensor | None]
+    name: str
+    buffer: Tensor
+    version: int
+    value: Tensor
+
+    def restore(self) -> bool:
+        """Undo what has changed since, in place or by another tensor under its name; False if nothing has."""
+        is_replaced = self.owner.get(self.name) is not self.buffer
+        if is_replaced:
+            self.owner[self.name] = self.buffer
+        is_written = self.buffer._version != self.version and self.buffer.shape == self.value.shape
+        if is_written:
+            with torch.no_grad():
+                self.buffer.copy_(self.value)
+        self.version = self.buffer._version
+        return is_replaced or is_written
+
+
+BufferSnapshot = list[SavedBuffer]
 
 
 def snapshot_buffers(module: nn.Module | None) -> BufferSnapshot:
     return [
-        (b, b._version, b.detach().clone())
-        for b in (module.buffers() if module is not None else ())
-        if b.device.type != "meta" and not b.is_inference()
+        SavedBuffer(submodule._buffers, name, buffer, buffer._version, buffer.detach().clone())
+        for submodule in (module.modules() if module is not None else ())
+        for name, buffer in submodule._buffers.items()
+        if buffer is not None and buffer.device.type != "meta" and not buffer.is_inference()
     ]
 
 
 def restore_buffers(snapshot: BufferSnapshot) -> bool:
     """Restore the buffers that have changed since, and say whether any had."""
-    changed = [
-        (b, value) for b, version, value in snapshot if b._version != version and b.shape == value.shape
-    ]
-    with torch.no_grad():
-        for b, value in changed:
-            b.copy_(value)
-    for n, (b, _, value) in enumerate(snapshot):
-        snapshot[n] = (b, b._version, value)
-    return bool(changed)
+    changed = [saved.restore() for saved in snapshot]
+    return any(changed)
 
 
 # -- outputs used again ------------------------------------------------------------------------

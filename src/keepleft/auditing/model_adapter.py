@@ -159,7 +159,10 @@ class ModelAdapter:
             )
             self.entry_point = form.bind(target)
         elif not (self.facts.is_huggingface or self.facts.is_keepleft):
-            self.entry_point = call_forms.training_step(self.module, example) or self.entry_point
+            step = call_forms.training_step(self.module, example)
+            if step is not None:
+                self.entry_point = step
+                example = call_forms.batch_of(example)
         self.signature: Signature = signature(self.entry_point)
         if not (self.facts.is_huggingface or self.facts.is_keepleft):
             batch_call, example = call_forms.as_batch_call(self.entry_point, self.signature, example)
@@ -292,6 +295,7 @@ class ModelAdapter:
 
     def _make_sampler(self, example: Any, vocab_size: int | None) -> probe_inputs.InputSampler:
         facts = self.facts
+        self.guesses_vocab = False
         min_size = 0
         token_shape: tuple[int, ...] = ()
         if isinstance(example, Tensor):
@@ -305,6 +309,7 @@ class ModelAdapter:
             min_size = int(example.max()) + 1
             token_shape = tuple(example.shape[2:])
         vocab_size = vocab_size or facts.vocab_size or self._embedding_size(min_size)
+        self.guesses_vocab = vocab_size is None or not (self.vocab_size or facts.vocab_size)
         if not vocab_size:
             raise ValueError(
                 f"what {self.name} takes is not known: give an example, a tensor of ids (B, T) or features "
@@ -313,6 +318,11 @@ class ModelAdapter:
         return probe_inputs.token_sampler(
             vocab_size, facts.excluded_tokens, facts.special_tokens, token_shape
         )
+
+    def use_vocab(self, vocab_size: int) -> None:
+        """The audited sequence has so many token ids: its first calls have shown it."""
+        self.vocab_size = vocab_size
+        self._set_sequences(self.main_argument, self.source_argument)
 
     def _embedding_size(self, min_size: int) -> int:
         """The size of the smallest embedding table that holds the example's ids; min_size where there is
@@ -565,6 +575,11 @@ class ModelAdapter:
         return out
 
     # -- other forms of calls
+
+    @property
+    def is_called_by_position(self) -> bool:
+        """Does each call of the audit take as many calls of the model as there are positions?"""
+        return isinstance(self.entry_point, call_forms.IsolatedLossCall)
 
     def audit_loss_inputs(self) -> None:
         """The model returns a loss alone: audit the scores that the loss is computed from."""

@@ -32,6 +32,7 @@ class RunCache:
     visited: set[Hashable] = field(default_factory=set)
     agreements: dict[Hashable, bool] = field(default_factory=dict)  # pairs of calls that were compared
     accepted_lengths: set[tuple[CodePath, int]] = field(default_factory=set)
+    rows_move_each_other: bool = False  # seen while something else was looked for
     rejected_length: int = 1 << 30  # the model takes no sequence of this length or longer
 
     def first_visit(self, key: Hashable) -> bool:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import interventions, outputs, rounding
-from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks import findings, reproducer
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
-from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.code_paths import CodePath, nearby_lengths
 from keepleft.auditing.model_adapter import CallError, Inputs, perturb_rows
 from keepleft.auditing.probe_inputs import (
     Perturbation,
@@ -37,6 +36,7 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
         return
     change_names = [name for name, _ in adapter.sampler.special_changes(adapter.make_inputs(1).tokens)]
     plain_path, *other_paths = paths
+    has_own_scores = not adapter.is_called_by_position  # others pass through one sum
     if "substitution" in session.probes:
         _check_path(session, plain_path, adapter.length, 1, session.budget.num_seeds, change_names)
     for n, path in enumerate([plain_path, *other_paths]):
@@ -44,16 +44,17 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
             break
         if "substitution" in session.probes:
             _check_path(session, path, adapter.length, path.batch, 1 if n else session.budget.num_seeds, ())
+        if "length" in session.probes and n and not session.is_large and has_own_scores:
+            _length_probe(session, path, _short_length_pairs(session))
     if "gradient" in session.probes:
         for path in [plain_path, plain_path.but(train=True)] if session.budget.exhaustive else [plain_path]:
             _gradient_probe(session, path, adapter.length)
-    has_own_scores = not isinstance(adapter.entry_point, IsolatedLossCall)  # others pass through one sum
     if "magnitude" in session.probes and has_own_scores:
         magnitude_probe(session, plain_path)
     if "poison" in session.probes and has_own_scores:
         poison_probe(session, plain_path)
     if "length" in session.probes:
-        _length_probe(session, plain_path)
+        _length_probe(session, plain_path, _length_pairs(session))
     if "substitution" in session.probes:
         _check_other_outputs(session, plain_path)
     for n, length in enumerate(session.within_budget(session.lengths, "future, further lengths")):
@@ -120,6 +121,12 @@ def _check_path(
         if session.budget.exhaustive and not sweep:
             candidates += single_source_perturbations(allowed)
         batch = max(1, min(batch, MAX_BATCH_TOKENS // length)) if sweep else batch
+        if sweep and session.run_cache.rows_move_each_other:  # each row needs a call of its own
+            batch = 1
+            candidates = first_middle_last(candidates)
+        if sweep and not session.budget.exhaustive and not _is_near_number(session, length):
+            stride = max(1, -(-len(candidates) // batch))  # one batch; others at the next length
+            candidates = candidates[length % stride :: stride]
         session.record_path(path, batch, length)
         base = adapter.make_inputs(batch, length, seed=length)
         out = adapter.run(base, path)
@@ -144,6 +151,12 @@ def _check_path(
                     session, path, base, changed, row, hits, row_change, scale, perturbation
                 ):
                     return
+
+
+def _is_near_number(session: AuditSession, length: int) -> bool:
+    """Is this a length at which a number of the model's own may show?"""
+    numbers = session.adapter.facts.config_numbers
+    return any(length in nearby_lengths(n, session.budget) for n in numbers)
 
 
 def _confirm(
@@ -174,6 +187,7 @@ def _confirm(
     if len(base.tokens) > 1:  # does it come from other rows?
         row_change = rounding.max_change(adapter.run(base, path), adapter.run(row_changed, path))[row].cpu()
         if not (row_change[hits] > 0).any():
+            session.run_cache.rows_move_each_other = True
             return False  # then the batch check finds it
         reader = int(torch.where(hits & (row_change > 0), row_change, -1.0).argmax())
         relative = float(row_change[reader]) / scale
@@ -324,12 +338,16 @@ def _persists_in_float64(
 # -- length ------------------------------------------------------------------------------------
 
 
-def _length_probe(session: AuditSession, path: CodePath) -> None:
-    """A sequence against its own prefix: not even the number of later positions may matter."""
+def _length_probe(session: AuditSession, path: CodePath, length_pairs: Sequence[tuple[int, int]]) -> None:
+    """A sequence against its own prefix: not even the number of later positions may matter. length_pairs:
+    (length of the prefix, how many positions follow)
+    """
     adapter = session.adapter
+    if path.train and (adapter.random_in_training or path.dropout):
+        return  # each shape draws other numbers
     for dtype_path in dict.fromkeys([session.in_float64(path), path]):
         limit = rounding.tolerance(session, dtype_path)
-        for short_length, extra_length in session.within_budget(_length_pairs(session), "future by length"):
+        for short_length, extra_length in session.within_budget(length_pairs, "future by length"):
             long_length = short_length + extra_length
             if long_length >= session.run_cache.rejected_length:
                 continue
@@ -348,16 +366,24 @@ def _length_probe(session: AuditSession, path: CodePath) -> None:
 
 
 def _length_pairs(session: AuditSession) -> list[tuple[int, int]]:
-    """(length, how many positions follow)"""
+    """On the plain path: (length, how many positions follow)."""
     adapter = session.adapter
     exhaustive = session.budget.exhaustive
     pairs = [(adapter.length, extra_length) for extra_length in (1, adapter.length)]
     if session.essential:
         return [*pairs, *((n, 1) for n in session.lengths[:3] if n > 2)]
     pairs += [(adapter.length, 2), (3, 1), (5, 4)]
-    pairs += [(n, 1) for n in session.lengths[: 8 if exhaustive else 3] if n > 2]
+    pairs += [(n, 1) for n in session.lengths[: 24 if exhaustive else 12] if n > 2]
     max_length = session.budget.max_length // 2
-    return pairs + [(n, n) for n in session.lengths[: 6 if exhaustive else 2] if 2 < n <= max_length]
+    pairs += [(n, n) for n in session.lengths[: 6 if exhaustive else 2] if 2 < n <= max_length]
+    longest = session.budget.every_length
+    return pairs if session.is_large else [*pairs, *((n, longest - n) for n in range(2, longest, 3))]
+
+
+def _short_length_pairs(session: AuditSession) -> list[tuple[int, int]]:
+    """On a further path."""
+    length = session.adapter.length
+    return [(length, 1), (length // 2, length)]
 
 
 def _prefix_unchanged(
@@ -367,7 +393,7 @@ def _prefix_unchanged(
     unless a leak of the future is known already. limit: the largest relative change that is rounding.
     """
     adapter = session.adapter
-    long_inputs = adapter.make_inputs(1, long_length, seed=short_length + 40)
+    long_inputs = adapter.make_inputs(1, long_length, seed=long_length + 40)
     short_inputs = long_inputs.select_positions(slice(short_length))
     short_output = adapter.run(short_inputs, path)
     long_output = adapter.run(long_inputs, path)[:, :short_length]

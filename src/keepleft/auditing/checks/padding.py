@@ -104,7 +104,8 @@ def _check_sides(
     if not thorough:
         amounts = amounts[: 1 if session.essential else 2]
     skips_padding = positions_skip_padding(session, is_source)
-    amount_batches, content_batches = ((1, 2, 3), (1, 2, 3, 5)) if thorough else ((1, 3), (1, 5))
+    amount_batches: tuple[int, ...] = (1, 2, 3) if thorough else (1, 3)
+    content_batches: tuple[int, ...] = (1, 2, 3, 5) if thorough else (1, 5)
     if session.essential:
         amount_batches = content_batches = (3,)
     for side in _padding_sides(padding_argument, is_source, skips_padding):
