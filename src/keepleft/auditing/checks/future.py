@@ -26,6 +26,7 @@ from keepleft.auditing.session import AuditSession
 
 MAX_BATCH_ROWS = 16  # perturbations tried in one call
 MAX_BATCH_TOKENS = 4096  # tokens of such a call
+MAX_REJECTED = 16  # changes at a length that turned out to be rounding, until the rest is left out
 ON_PLAIN_INPUTS = "for plain words"
 
 
@@ -133,7 +134,10 @@ def _check_path(
         scale = rounding.scale(out)
         if out.isnan().any() and path.dtype is None and not path.autocast:
             findings.add_nan_finding(session, path, base, out, ON_PLAIN_INPUTS)
+        num_rejected = 0
         for n in range(0, len(candidates), batch):
+            if sweep and num_rejected >= MAX_REJECTED:
+                return  # it rounds everywhere
             if session.out_of_time and n:
                 session.skip(label, "the time was up in the middle of it")
                 return
@@ -147,10 +151,11 @@ def _check_path(
                 must_not_change = ~(row_allowed & perturbation.mask).any(1)
                 row_change = change[row].cpu()
                 hits = (row_change > 0) & must_not_change
-                if hits.any() and _confirm(
-                    session, path, base, changed, row, hits, row_change, scale, perturbation
-                ):
+                if not hits.any():
+                    continue
+                if _confirm(session, path, base, changed, row, hits, row_change, scale, perturbation):
                     return
+                num_rejected += 1
 
 
 def _is_near_number(session: AuditSession, length: int) -> bool:
