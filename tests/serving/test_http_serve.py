@@ -177,7 +177,7 @@ def test_the_directory_is_served_with_a_key_and_a_name(model_folder):
 def test_an_audit_for_the_page_does_not_delay_the_shutdown(model_folder):
     with served(model_folder) as (address, process, _):
         assert (
-            httpx.post(f"{address}/explore/audit", json={"wait": False}, timeout=60).json()["state"]
+            httpx.post(f"{address}/explore/audit", json={"action": "start"}, timeout=60).json()["state"]
             == "running"
         )
         process.send_signal(signal.SIGTERM)
