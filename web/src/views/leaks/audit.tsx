@@ -29,7 +29,7 @@ export function Audit() {
       <h2>Audit</h2>
       <p class="prose">
         The mask defines which tokens may influence which outputs. The audit changes what the model may not
-        see, on every way that the model can be called, and measures which outputs change. A change that the
+        see, in the ways that the model can be called, and measures which outputs change. A change that the
         mask forbids is a leak.
       </p>
       {!isSnapshot && (

@@ -5,7 +5,8 @@ import { Store } from "../../store.ts";
 import { errorMessage } from "../../transport/transport.ts";
 
 const POLL_MS = 500;
-const LOST = "The process of the audit has ended, perhaps for lack of memory. Start it again, or run keepleft audit.";
+const LOST =
+  "The process of the audit has ended, perhaps for lack of memory. Start it again, or run `keepleft audit`.";
 
 export interface AuditState {
   budget: Budget;

@@ -10,14 +10,14 @@ const SYMBOLS: Record<CheckStatus, string> = {
   unchecked: "?",
   "not applicable": "–",
 };
-const MEANINGS: Record<string, string> = {
-  future: "no output depends on hidden tokens",
-  padding: "nor on padding",
-  packing: "nor on other texts packed into its row",
-  batch: "nor on other rows of the batch",
-  cache: "decoding with a KV cache gives the same",
-  nan: "no NaN where a query sees nothing",
-  labels: "the loss compares the right tokens",
+const SUBJECTS: Record<string, string> = {
+  future: "tokens that an output must not see",
+  padding: "content and amount of padding",
+  packing: "other texts packed into the same row",
+  batch: "other rows of the batch",
+  cache: "decoding with a KV cache against one pass",
+  nan: "NaN where a query sees nothing",
+  labels: "which output the loss compares with which label",
 };
 
 export function ChecksPanel({ answer, progress }: { answer: AuditAnswer; progress: AuditProgress }) {
@@ -100,7 +100,7 @@ function CheckRow({ check, isEnded }: { check: AuditCheck; isEnded: boolean }) {
   const isUnreached = isEnded && (check.status === "waiting" || check.status === "running");
   const status = isUnreached ? "unchecked" : check.status;
   const paths = check.num_paths === 1 ? "1 path" : `${check.num_paths} paths`;
-  const details = check.reason || (check.num_paths > 0 ? paths : MEANINGS[check.name]);
+  const details = check.reason || (check.num_paths > 0 ? paths : SUBJECTS[check.name]);
   return (
     <li class={`check ${status.replace(" ", "-")}`}>
       <span class="symbol" aria-hidden="true">
