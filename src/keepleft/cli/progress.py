@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from keepleft.auditing.progress import AuditProgress
     from keepleft.training.loop import TrainReport
 
-NARROW_BAR_WIDTH = 20  # columns, beside a long text
+BAR_WIDTH = 40  # columns
+NARROW_BAR_WIDTH = 20  # beside a long text
 REPORT_SECONDS = 10.0  # between two lines about training, where there is no terminal
 
 
@@ -38,13 +39,19 @@ class Bar:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
+            from rich.table import Column
 
+            bar_width = BAR_WIDTH if self.shows_count else NARROW_BAR_WIDTH
             count_columns = (MofNCompleteColumn(), TimeRemainingColumn()) if self.shows_count else ()
             self.rich_progress = RichProgress(
                 TextColumn(self.label),
-                BarColumn(bar_width=40 if self.shows_count else NARROW_BAR_WIDTH),
+                BarColumn(bar_width=bar_width, table_column=Column(min_width=bar_width)),
                 *count_columns,
-                TextColumn("{task.fields[text]}", markup=False),
+                TextColumn(
+                    "{task.fields[text]}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis"),  # the bar keeps its width
+                ),
                 console=Console(stderr=True),
             )
             self.rich_progress.start()

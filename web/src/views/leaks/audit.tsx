@@ -13,7 +13,7 @@ import { AuditReportView } from "./report.tsx";
 const BUDGETS: readonly { value: Budget; name: string; time: string; scope: string }[] = [
   { value: "quick", name: "Quick", time: "seconds", scope: "the main code paths and a few lengths" },
   { value: "standard", name: "Standard", time: "about a minute", scope: "every code path, more lengths" },
-  { value: "full", name: "Full", time: "minutes, here at most ten", scope: "every length of the configuration" },
+  { value: "full", name: "Full", time: "minutes, here at most ten", scope: "every path and length" },
 ];
 
 export function Audit() {
