@@ -17,6 +17,7 @@ _HOMES = {
     "attention.masks": "Mask Where block causal full mask_table parse_mask prefix window",
     "auditing.audit": "audit",
     "auditing.call_forms": "AuditAdapter",
+    "auditing.progress": "AuditProgress",
     "auditing.report": "AuditReport Finding LeakError UncheckedError",
     "data.batch": "Batch",
     "data.batches": "Batches BucketedLayout WindowLayout",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     )
     from keepleft.auditing.audit import audit
     from keepleft.auditing.call_forms import AuditAdapter
+    from keepleft.auditing.progress import AuditProgress
     from keepleft.auditing.report import AuditReport, Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
     from keepleft.data.batches import Batches, BucketedLayout, WindowLayout

@@ -109,6 +109,22 @@ def test_it_says_the_verdict_and_every_finding():
     assert sum(tag == "details" for tag, _ in found.seen) == 2
 
 
+def test_it_says_what_the_budget_left_out():
+    paths = tuple(f"train, flag={n}, batch 2" for n in range(5))
+    few, many = (
+        replace(CLEAN, not_tried=not_tried) for not_tried in (paths[:2], (*paths, "length 9", "length 65"))
+    )
+    assert "<h2>Not tried</h2>" not in html_page(CLEAN)
+    assert f"<p>{paths[0]}; {paths[1]} (budget full tries them)</p>" in html_page(few)
+    assert "all 2" not in html_page(few)
+    found = Read(html_page(many))
+    assert "all 7" in found.texts["summary"]
+    assert found.texts["li"].count(paths[4]) == 1
+    assert many.text().splitlines()[-1] == (
+        f"not tried: {'; '.join(paths[:3])}; 2 more code paths; lengths 9, 65 (budget full tries them)"
+    )
+
+
 def test_cells_that_move_against_the_claim_have_a_colour_and_a_shape_of_their_own():
     found = Read(html_page(LEAK))
     assert found.marks("cross") == found.marks("bad") == 2  # one in the legend

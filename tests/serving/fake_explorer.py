@@ -59,6 +59,7 @@ class FakeExplorer:
         self.texts: dict[str, dict[str, Any]] = {}
         self.questions: list[tuple[str, dict[str, Any]]] = []
         self.num_audit_polls = 0
+        self.num_polls_until_done = 3
         self.lock = threading.Lock()
 
     def ask(self, question: str, params: dict[str, Any], tenant: str = "") -> dict[str, Any]:
@@ -332,10 +333,43 @@ class FakeExplorer:
             },
         }
 
-    def audit(self, wait: bool) -> dict[str, Any]:
-        self.num_audit_polls += 1
-        if self.num_audit_polls < 3:
-            return {"state": "running", "seconds": float(self.num_audit_polls)}
+    def audit(
+        self, budget: str = "quick", action: str = "poll", wait: bool = False, client: str = ""
+    ) -> dict[str, Any]:
+        self.num_audit_polls += action != "stop"
+        is_done = self.num_audit_polls >= self.num_polls_until_done
+        status = {
+            "future": "leak",
+            "batch": "clean",
+            "nan": "clean" if is_done else "running",
+            "padding": "clean" if is_done else "waiting",
+            "packing": "not applicable" if is_done else "waiting",
+            "cache": "unchecked" if is_done else "waiting",
+            "labels": "not applicable" if is_done else "waiting",
+        }
+        reasons = {
+            "packing": "the model takes no segment, document or position ids",
+            "cache": "the time of the quick budget was up; budget='full' has no limit",
+            "labels": "the model takes no labels",
+        }
+        checks = [
+            {
+                "name": name,
+                "status": status[name],
+                "num_paths": 12 if status[name] in ("clean", "leak") else 0,
+                "reason": reasons.get(name, "") if is_done else "",
+            }
+            for name in ("future", "padding", "packing", "cache", "batch", "nan", "labels")
+        ]
+        progress = {
+            "fraction": 1.0 if is_done else 0.47,
+            "check": "nan",
+            "path": "train, no mask, batch 2, length 13",
+            "pass_number": 1,
+            "num_passes": 1 if budget == "quick" else 2,
+            "calls": 1412,
+            "checks": checks,
+        }
         claim = np.tri(12, dtype=bool)
         influence = np.where(claim, 10.0 ** -np.abs(np.subtract.outer(np.arange(12), np.arange(12)) / 2.0), 0)
         influence[4, 9] = 0.01
@@ -349,10 +383,18 @@ class FakeExplorer:
             "message": "position 4 moves when position 9 is changed: put the mask back",
             "line": "model.py:12: weights = scores.softmax(-1)",
             "reproduce": "import keepleft as kl\nkl.audit(model)",
+            "also": ["train"],
         }
+        answer = {
+            "budget": budget,
+            "seconds": 1.5 * self.num_audit_polls,
+            "progress": {**progress, "findings": [] if is_done else [finding]},
+        }
+        if not is_done:
+            return {"state": "running", **answer}
         return {
             "state": "done",
-            "seconds": 3.2,
+            **answer,
             "claim_bits": bits(claim),
             "influence_f32": f32(influence),
             "rows": 12,
@@ -362,6 +404,9 @@ class FakeExplorer:
                 "claim": "causal",
                 "skipped": ["gradients: the head has none"],
                 "notes": [],
+                "paths": ["eval, no mask, batch 2, length 13", "train, no mask, batch 2, length 13"],
+                "not_tried": ["train, a mask of ones, batch 2", "length 65"],
+                "not_tried_summary": "train, a mask of ones, batch 2; lengths 65 (budget full tries them)",
                 "findings": [finding],
             },
         }

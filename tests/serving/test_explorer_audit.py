@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import keepleft as kl
+from keepleft.auditing.progress import AuditProgress
+from keepleft.auditing.report import KINDS
 from keepleft.serving.explorer import audit
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.unmasked import _verdict, drop_causal
@@ -36,19 +39,25 @@ def audit_one_check(monkeypatch, **options):
     )
 
 
+def finish(explorer, budget="quick"):
+    explorer.audit.runs[budget].thread.join(60)
+    return ask(explorer, "audit", budget=budget)
+
+
 def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
     audit_one_check(monkeypatch)
     explorer = make_explorer("decoder")
-    assert explorer.audit.state == "none"
-    first = ask(explorer, "audit", wait=False)
+    assert ask(explorer, "audit")["state"] == "none"
+    first = ask(explorer, "audit", action="start")
     assert first["state"] in ("running", "done")
     assert ask(explorer, "next_token", text=TEXT, tokens=[])["prompt"]  # nobody waits
-    explorer.audit.wait(60)
-    answer = ask(explorer, "audit", wait=False)
+    answer = finish(explorer)
     assert answer["state"] == "done"
     assert answer["report"]["ok"]
     assert answer["report"]["claim"] == "causal"
     assert "measured" not in answer["report"]
+    assert answer["report"]["not_tried"]
+    assert answer["report"]["not_tried_summary"].endswith("(budget full tries them)")
     rows, columns = answer["rows"], answer["columns"]
     influence = f32(answer["influence_f32"]).reshape(rows, columns)
     claim = bits(answer["claim_bits"], rows, columns)
@@ -56,16 +65,48 @@ def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
     assert (influence[~claim] == 0).all()
     assert (influence.diagonal() > 0).all()
     assert ask(explorer, "audit", wait=True)["seconds"] == answer["seconds"]
+    assert ask(explorer, "audit", action="start")["seconds"] == answer["seconds"]  # it is not made again
 
 
-def test_a_leak_is_found(monkeypatch):
+def test_progress_says_what_is_done_and_what_is_left(monkeypatch):
     audit_one_check(monkeypatch)
+    explorer = make_explorer("decoder")
+    ask(explorer, "audit", action="start", budget="standard")
+    progress = finish(explorer, "standard")["progress"]
+    assert progress["fraction"] == 1.0
+    assert progress["calls"] > 100
+    status = {check["name"]: check["status"] for check in progress["checks"]}
+    assert status == {name: "clean" if name == "future" else "waiting" for name in KINDS}
+    (future,) = [check for check in progress["checks"] if check["name"] == "future"]
+    assert future["num_paths"] > 10
+
+
+def test_a_leak_is_found_and_told_before_the_end(monkeypatch):
+    release, reached = threading.Event(), threading.Event()
+    real = audit.audit
+
+    def held_at_the_end(model, on_progress, **kwargs):
+        def hold(progress):
+            on_progress(progress)
+            if progress.kind == "outcome":
+                reached.set()
+                release.wait(30)
+
+        return real(model, checks=["future"], on_progress=hold, **kwargs)
+
+    monkeypatch.setattr(audit, "audit", held_at_the_end)
     model = make_model("decoder")
     model.decoder.masks = (kl.full,)  # its design still says causal
     explorer = Explorer(model, tokenizer())
-    answer = ask(explorer, "audit", wait=True)
-    explorer.audit.wait(60)
-    answer = ask(explorer, "audit", wait=False)
+    ask(explorer, "audit", action="start")
+    assert reached.wait(60)
+    answer = ask(explorer, "audit")
+    assert answer["state"] == "running"
+    assert 0 < answer["progress"]["fraction"] < 1
+    assert answer["progress"]["checks"][0]["status"] == "leak"
+    assert answer["progress"]["findings"][0]["kind"] == "future"
+    release.set()
+    answer = finish(explorer)
     assert not answer["report"]["ok"]
     assert answer["report"]["findings"][0]["kind"] == "future"
     influence = f32(answer["influence_f32"])
@@ -73,31 +114,91 @@ def test_a_leak_is_found(monkeypatch):
     assert (influence.reshape(claim.shape)[~claim] > 0).any()
 
 
-def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
-    release, audited = threading.Event(), []
+def wait_in_steps(monkeypatch, model_ends=None):
+    """An audit that calls back until it is stopped, or `model_ends` is set. Returns the models audited."""
+    audited = []
 
-    def broken(model, **kwargs):
+    def endless(model, on_progress, **kwargs):
         audited.append(model)
-        release.wait(30)
+        while model_ends is None or not model_ends.wait(0.01):
+            on_progress(AuditProgress("future", check="future", number=1, num_checks=7))
+            time.sleep(0.01)
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(audit, "audit", broken)
+    monkeypatch.setattr(audit, "audit", endless)
+    return audited
+
+
+def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
+    release = threading.Event()
+    audited = wait_in_steps(monkeypatch, release)
     explorer = make_explorer("encoder")
     for _ in range(3):
-        assert ask(explorer, "audit", wait=False)["state"] == "running"
+        assert ask(explorer, "audit", action="start")["state"] == "running"
+    other = ask(explorer, "audit", action="start", budget="full")
+    assert (other["state"], other["running_budget"]) == ("waiting", "quick")
+    assert ask(explorer, "audit", budget="full")["state"] == "none"
     release.set()
-    explorer.audit.wait(30)
+    with pytest.raises(ValueError, match="the audit broke off: RuntimeError: no more memory"):
+        finish(explorer)
     assert len(audited) == 1
     assert audited[0] is not explorer.model
-    with pytest.raises(ValueError, match="the audit broke off: RuntimeError: no more memory"):
-        ask(explorer, "audit", wait=False)
+    release.clear()
+    assert ask(explorer, "audit", action="start")["state"] == "running"  # again, since it was asked for
+    release.set()
+    explorer.audit.runs["quick"].thread.join(30)
+
+
+def test_an_audit_ends_when_the_last_page_that_watches_it_stops_it(monkeypatch):
+    wait_in_steps(monkeypatch)
+    explorer = make_explorer("encoder")
+    ask(explorer, "audit", action="start", client="first")
+    ask(explorer, "audit", action="start", client="second")
+    assert ask(explorer, "audit", action="stop", client="first")["state"] == "running"
+    assert ask(explorer, "audit", action="stop", client="stranger")["state"] == "running"
+    assert ask(explorer, "audit", action="stop", client="second")["state"] in ("stopping", "stopped")
+    assert finish(explorer)["state"] == "stopped"
+    assert explorer.audit.running is None
+
+
+def test_an_audit_ends_when_nobody_asks_about_it_any_more(monkeypatch):
+    wait_in_steps(monkeypatch)
+    explorer = make_explorer("encoder")
+    run = explorer.audit.start("full", patience=0.3)
+    for _ in range(5):
+        time.sleep(0.1)
+        assert ask(explorer, "audit", budget="full")["state"] == "running"
+    run.thread.join(30)
+    assert run.state == "stopped"
+
+
+def test_an_audit_that_takes_too_long_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(audit, "MAX_AUDIT_SECONDS", 0.1)
+    wait_in_steps(monkeypatch)
+    explorer = make_explorer("encoder")
+    ask(explorer, "audit", action="start", budget="full")
+    with pytest.raises(ValueError, match="run `keepleft audit --budget full` by itself"):
+        finish(explorer, "full")
+
+
+def test_only_so_many_pages_are_remembered(monkeypatch):
+    monkeypatch.setattr(audit, "MAX_CLIENTS", 3)
+    wait_in_steps(monkeypatch)
+    explorer = make_explorer("encoder")
+    ask(explorer, "audit", action="start", client="0")
+    for n in range(10):
+        ask(explorer, "audit", client=str(n))
+    run = explorer.audit.runs["quick"]
+    assert [name.strip() for name in run.clients] == ["7", "8", "9"]
+    run.stopped.set()
+    run.thread.join(30)
 
 
 def test_what_cannot_be_copied_is_not_audited(monkeypatch):
     monkeypatch.setattr(audit, "MAX_PARAMETERS", 1000)
     explorer = make_explorer("decoder")
     with pytest.raises(ValueError, match="run `keepleft audit` by itself"):
-        ask(explorer, "audit", wait=False)
+        ask(explorer, "audit", action="start")
     assert "leaks" not in ask(explorer, "model_info")["views"]
     packed = Explorer(kl.prepack(make_model("decoder"), "int8"), tokenizer())
     assert "leaks" not in ask(packed, "model_info")["views"]

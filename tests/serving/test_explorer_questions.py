@@ -219,6 +219,9 @@ def test_a_model_says_what_it_is(family):
         ),
         ("token_texts", {"ids": [1e9]}, "ids holds 1000000000.0"),
         ("audit", {"wait": "yes"}, "wait is 'yes': it must be true or false"),
+        ("audit", {"budget": "fulls"}, "no budget is called 'fulls': did you mean full?"),
+        ("audit", {"action": "begin"}, "no action is called 'begin': there are poll, start, stop"),
+        ("audit", {"client": "x" * 65}, "client has 65 characters: give at most 64"),
         ("run", {"name": "x", "from_line": -1}, "from_line is -1"),
     ],
 )

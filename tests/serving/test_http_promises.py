@@ -29,6 +29,7 @@ from keepleft.cli.serve import serve
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.engine.thread import STATUS_INTERVAL_SECONDS, USER_FACTOR
+from keepleft.serving.explorer.audit import ABANDONED_SECONDS, MAX_AUDIT_SECONDS
 from keepleft.serving.explorer.beam_tree import MAX_BEAM_TOKENS
 from keepleft.serving.explorer.params import MAX_TOKENS
 from keepleft.serving.http import server as server_module
@@ -112,7 +113,10 @@ NUMBERS = [
     ("docs/serving.md", r"up to ([\d,]+) lines wait", MAX_LINES),
     ("docs/serving.md", r"the last lines have (\d+) seconds", CLOSE_SECONDS),
     ("docs/serving.md", r"is ended with its process after (a quarter of a) second", GRACE_SECONDS),
-    ("docs/serving.md", r"an audit goes on for (a) minute", AUDIT_GRACE_SECONDS / 60),
+    ("docs/serving.md", r"a question about the audit has (a) minute", AUDIT_GRACE_SECONDS / 60),
+    ("docs/serving.md", r"none has asked about it for (\d+) seconds", ABANDONED_SECONDS),
+    ("docs/serving.md", r"after (\d+) minutes in any case", MAX_AUDIT_SECONDS / 60),
+    ("docs/explorer.md", r"is ended after (\d+) minutes", MAX_AUDIT_SECONDS / 60),
     ("docs/serving.md", r"\(at most (\d+) of all keys\)", MAX_WAITING),
     ("docs/serving.md", r"bodies of (\d+) KiB or more are parsed", MIN_BYTES_FOR_THREAD / 1024),
     ("docs/serving.md", r"message of an error has at most ([\d,]+) characters", MAX_MESSAGE_LENGTH),

@@ -177,11 +177,32 @@ def test_the_directory_is_served_with_a_key_and_a_name(model_folder):
 def test_an_audit_for_the_page_does_not_delay_the_shutdown(model_folder):
     with served(model_folder) as (address, process, _):
         assert (
-            httpx.post(f"{address}/explore/audit", json={"wait": False}, timeout=60).json()["state"]
+            httpx.post(f"{address}/explore/audit", json={"action": "start"}, timeout=60).json()["state"]
             == "running"
         )
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_an_audit_for_the_page_is_followed_and_stopped(model_folder):
+    with served(model_folder) as (address, _, _):
+
+        def ask(question, **params):
+            return httpx.post(f"{address}/explore/{question}", json=params, timeout=60).json()
+
+        audit = {"budget": "full", "client": "page"}
+        states = [ask("audit", action="start", **audit)["state"]]
+        while (answer := ask("audit", **audit))["progress"]["calls"] == 0:
+            states.append(answer["state"])
+            time.sleep(0.05)
+        assert {*states} == {"running"}
+        assert answer["progress"]["checks"][0]["name"] == "future"
+        assert ask("mask", expression="causal", length=4, padding={"left": 0, "right": 0}, packing=[])["rows"]
+        if ask("audit", action="stop", **audit)["state"] == "done":
+            return  # a fast machine
+        while (state := ask("audit", **audit)["state"]) == "stopping":
+            time.sleep(0.05)
+        assert state == "stopped"
 
 
 class Ran:

@@ -173,8 +173,82 @@ def test_the_audit_is_waited_for_and_told_in_words(visit):
     page.get_by_role("button", name="Audit this model").click()
     page.wait_for_selector("text=One leak found")
     assert "put the mask back" in page.locator(".findings").inner_text()
+    assert page.locator(".check").count() == 7
+    assert "not applicable" in page.locator(".check", has_text="labels").inner_text()
+    assert "train, a mask of ones" in page.locator("text=Not tried:").first.locator("..").inner_text()
+    assert page.locator("summary").all_inner_texts() == [
+        "Reproduce",
+        "Tried: 2",
+        "Not tried: 2",
+        "Not checked: 1",
+    ]
     page.get_by_role("switch", name="Causal mask").click()
     page.wait_for_selector("canvas[aria-label^='Attention without the mask']")
+
+
+def test_an_audit_shows_its_checks_as_they_come_in_and_can_be_stopped(visit):
+    explorer = FakeExplorer("decoder")
+    explorer.num_polls_until_done = 1_000
+    page = visit(explorer, "#view=leaks")
+    page.get_by_role("radio", name="Full").check()
+    page.get_by_role("button", name="Audit this model").click()
+    page.wait_for_selector("text=pass 1 of 2")
+    assert page.get_by_role("progressbar", name="Audit").get_attribute("aria-valuenow") == "47"
+    assert "train, no mask, batch 2, length 13" in page.locator(".trying").inner_text()
+    assert "put the mask back" in page.locator(".findings").inner_text()  # as it is found
+    assert page.locator(".check.clean, .check.leak").count() == 2
+    assert page.get_by_role("radio", name="Quick").is_disabled()
+    page.get_by_role("tab", name="Masks").click()
+    asked = len(params_of(explorer, "audit"))
+    wait_until(lambda: len(params_of(explorer, "audit")) > asked + 1)  # it goes on
+    page.get_by_role("tab", name="Leaks").click()
+    page.get_by_role("button", name="Stop").click()
+    page.wait_for_selector("text=there is no verdict")
+    assert "not reached" in page.locator(".check", has_text="cache").inner_text()
+    wait_until(lambda: params_of(explorer, "audit")[-1]["action"] == "stop")
+    first, *_, last = params_of(explorer, "audit")
+    assert (first["action"], first["budget"]) == ("start", "full")
+    assert last["client"] == first["client"] != ""
+
+
+def test_an_audit_waits_for_another_and_is_started_when_that_ends(visit):
+    class BusyExplorer(FakeExplorer):
+        def audit(self, **params):
+            if len(params_of(self, "audit")) < 3:
+                return {"state": "waiting", "budget": "quick", "seconds": 0.0, "running_budget": "full"}
+            return super().audit(**params)
+
+    explorer = BusyExplorer("decoder")
+    page = visit(explorer, "#view=leaks")
+    page.get_by_role("button", name="Audit this model").click()
+    page.wait_for_selector("text=This one is next")
+    page.wait_for_selector("text=One leak found")
+    actions = [params["action"] for params in params_of(explorer, "audit")]
+    assert actions == ["start", "start", "start", "poll", "poll"]
+
+
+def test_an_audit_whose_process_has_died_is_not_started_again_by_itself(visit):
+    class DyingExplorer(FakeExplorer):
+        def audit(self, **params):
+            if params["action"] == "poll":
+                return {"state": "none", "budget": "quick", "seconds": 0.0}
+            return super().audit(**params)
+
+    explorer = DyingExplorer("decoder")
+    page = visit(explorer, "#view=leaks")
+    page.get_by_role("button", name="Audit this model").click()
+    page.wait_for_selector("[role=alert]:has-text('The process of the audit has ended')")
+    assert [params["action"] for params in params_of(explorer, "audit")] == ["start", "poll"]
+    assert page.get_by_role("button", name="Audit this model").is_enabled()
+
+
+def test_a_script_is_copied(visit):
+    page = visit(FakeExplorer("decoder"), "#view=leaks", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Audit this model").click()
+    page.locator("summary", has_text="Reproduce").click()
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "import keepleft as kl\nkl.audit(model)"
 
 
 def test_a_run_that_goes_on_is_followed(visit):

@@ -165,11 +165,44 @@ export interface Finding {
   message: string;
   line?: string;
   reproduce?: string;
+  also?: string[]; // further code paths with the same leak
+}
+
+export type Budget = "quick" | "standard" | "full";
+
+export interface AuditParams {
+  budget?: Budget;
+  action?: "poll" | "start" | "stop";
+  wait?: boolean;
+  client?: string; // an audit ends when all clients that watch it have left
+}
+
+export type CheckStatus = "waiting" | "running" | "clean" | "leak" | "unchecked" | "not applicable";
+
+export interface AuditCheck {
+  name: string;
+  status: CheckStatus;
+  num_paths: number;
+  reason: string; // why it was not made
+}
+
+export interface AuditProgress {
+  fraction: number; // an estimate
+  check: string;
+  path: string;
+  pass_number: number;
+  num_passes: number;
+  calls: number;
+  checks: AuditCheck[];
+  findings: Finding[]; // until there is a report
 }
 
 export interface AuditAnswer {
-  state: "none" | "running" | "done";
+  state: "none" | "waiting" | "running" | "stopping" | "stopped" | "done";
+  budget: Budget;
   seconds: number;
+  running_budget?: Budget | null; // of the audit that is waited for
+  progress?: AuditProgress;
   report?: {
     ok: boolean;
     verdict?: string;
@@ -179,6 +212,8 @@ export interface AuditAnswer {
     notes?: string[];
     checked?: string[];
     paths?: string[];
+    not_tried?: string[];
+    not_tried_summary?: string;
   } | null;
   claim_bits?: string;
   influence_f32?: string;
@@ -352,7 +387,7 @@ export interface QuestionTypes {
   ];
   mask: [MaskParams, MaskAnswer];
   translate: [TranslateParams, TranslateAnswer];
-  audit: [{ wait: boolean }, AuditAnswer];
+  audit: [AuditParams, AuditAnswer];
   unmasked: [Texts, UnmaskedAnswer];
   runs: [Record<string, never>, { runs: RunInfo[] }];
   run: [{ name: string; from_line: number }, RunAnswer];

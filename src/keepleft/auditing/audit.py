@@ -19,10 +19,19 @@ from keepleft.auditing.cache_adapters import CacheCallables
 from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.checks.findings import remedy
-from keepleft.auditing.code_paths import BUDGETS, ESSENTIAL, HALF_DTYPES, CodePath, code_paths, lengths_to_try
+from keepleft.auditing.code_paths import (
+    BUDGETS,
+    ESSENTIAL,
+    HALF_DTYPES,
+    CodePath,
+    code_paths,
+    lengths_to_try,
+    untried_paths,
+)
 from keepleft.auditing.first_calls import inspect_behaviour, smoke_test
 from keepleft.auditing.likely_cause import likely_cause
 from keepleft.auditing.model_adapter import CallError, ModelAdapter, UnauditableError
+from keepleft.auditing.progress import AuditProgress, ProgressReporter
 from keepleft.auditing.report import KINDS, AuditReport
 from keepleft.auditing.session import PROBES, AuditSession
 
@@ -45,7 +54,7 @@ def audit(
     vocab: int | None = None,
     time: int = 1,
     limit: float | None = 60.0,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Callable[[AuditProgress], None] | None = None,
 ) -> AuditReport:
     """Audit a module or any callable against a claim. The report names every leak, and whatever could not be
     checked.
@@ -56,7 +65,8 @@ def audit(
     is not among the arguments; reorder(state, rows) puts its rows into another order. adapter: how to call a
     model whose arguments or output are out of the ordinary. layers: how often a
     mask that forgets (window) is applied in turn. vocab: the number of token ids. time: 0 for a model that
-    takes (T, B, D). limit: seconds for one call.
+    takes (T, B, D). limit: seconds for one call. on_progress: is called with each AuditProgress; what it
+    raises ends the audit.
     """
     if not isinstance(claim, Mask):
         raise TypeError(
@@ -85,10 +95,13 @@ def audit(
             BUDGETS[budget],
             selected_checks,
             selected_probes,
-            on_progress=on_progress or (lambda _: None),
+            progress=ProgressReporter(
+                on_progress, seconds=BUDGETS[budget].seconds, count_calls=lambda: audited.num_calls
+            ),
         )
         claimed: InfluenceTable = ()
         measured: InfluenceTable = ()
+        not_tried: tuple[str, ...] = ()
         try:
             with (
                 _preserve_rng_state(),
@@ -104,6 +117,7 @@ def audit(
                         f"{'it' if num_zero_weights == 1 else 'them'}: randomised for the audit"
                     )
                 _run_checks(session, CacheCallables(prefill, step, reorder))
+                not_tried = untried_paths(session)
                 claimed, measured = _measure_influence(session)
                 if cause := likely_cause(claimed, measured, session.layers):
                     session.explain_future(cause, [remedy("future", kind) for kind in ("", "attention")])
@@ -137,6 +151,7 @@ def audit(
         audited.model_seconds,
         audited.num_calls,
         {"torch": torch.__version__, "python": platform.python_version(), "device": str(audited.device)},
+        not_tried,
     )
 
 
@@ -207,6 +222,7 @@ def _run_checks(session: AuditSession, cache_callables: CacheCallables) -> None:
         budgets.insert(0, full_budget.of_round(ESSENTIAL))
     if full_budget.exhaustive:
         budgets.append(full_budget)
+    session.progress.num_passes = len(budgets)
     for budget in budgets:
         session.budget = budget
         session.lengths = lengths_to_try(session)
@@ -237,9 +253,13 @@ def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> 
         "cache": lambda: cache.cache(session, main_paths, cache_callables),
         "labels": lambda: labels.labels(session, label_paths),
     }
+    check_runs = {name: run_check for name, run_check in check_runs.items() if name in session.checks}
+    session.progress.start_pass(list(check_runs))
     for name, run_check in check_runs.items():
-        if name in session.checks:
-            _run_check(session, name, run_check)
+        session.progress.start_check(name)
+        _run_check(session, name, run_check)
+        if session.progress.is_last_pass:
+            session.progress.end_check(*session.outcome(name))
 
 
 def _run_check(session: AuditSession, name: str, run_check: Callable[[], None]) -> None:
@@ -259,7 +279,6 @@ def _run_check(session: AuditSession, name: str, run_check: Callable[[], None]) 
             session.mark_unchecked(name, session.out_of_time_message)
         return
     comparisons_before = session.num_comparisons
-    session.on_progress(name)
     run_check()
     if name in session.checked or was_skipped():
         return

@@ -266,6 +266,31 @@ def _dtype_paths(session: AuditSession) -> Iterator[CodePath]:
         yield CodePath(autocast=True)
 
 
+# -- what a budget leaves out ------------------------------------------------------------------
+
+CHECKS_OF_ALL_PATHS = frozenset({"future", "batch", "padding"})  # the others have paths of their own
+
+
+def untried_paths(session: AuditSession) -> tuple[str, ...]:
+    """The code paths and lengths of the full budget that this audit did not try, as a report names them."""
+    if not CHECKS_OF_ALL_PATHS & set(session.checked):
+        return ()
+    checks_future = "future" in session.checked
+    # a session of its own: what is skipped under the full budget is no part of this report
+    full_session = replace(session, budget=BUDGETS["full"], skipped=[], blocked=[], unchecked={})
+    tried_paths = session.tried_paths
+    paths = list(code_paths(full_session))
+    if not checks_future:  # only that check takes each path in every batch size
+        tried_paths = {path.but(batch=2) for path in tried_paths}
+        paths = [path.but(batch=2) for path in paths]
+    out = [path.label() for path in dict.fromkeys(paths) if path not in tried_paths]
+    if checks_future:
+        max_length = session.run_cache.rejected_length - 1
+        lengths = set(lengths_to_try(full_session)) - session.tried_lengths - {1}
+        out += [f"length {length}" for length in sorted(lengths) if length <= max_length]
+    return tuple(out)
+
+
 # -- lengths -----------------------------------------------------------------------------------
 
 

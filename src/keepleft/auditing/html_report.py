@@ -9,7 +9,7 @@ from math import ceil, isfinite, log10
 from typing import NamedTuple
 
 from keepleft.auditing.junit import ERROR, FAILED, PASSED, SKIPPED, outcome
-from keepleft.auditing.report import CLEAN, KINDS, LEAK, UNCHECKED, AuditReport, Finding
+from keepleft.auditing.report import CLEAN, KINDS, LEAK, MAX_LISTED_PATHS, UNCHECKED, AuditReport, Finding
 from keepleft.svg import escape_attribute, escape_xml
 
 MAX_CELLS_PER_SIDE = 48  # with more positions, several share a cell
@@ -367,7 +367,7 @@ def _legend_html(taken_for_rounding: bool) -> Iterable[str]:
 
 
 def _skipped_html(report: AuditReport) -> Iterable[str]:
-    """What was not checked, and the notes."""
+    """What was not checked or not tried, and the notes."""
     if report.skipped:
         yield "<h2>Not checked</h2><ul>"
         for line in report.skipped:
@@ -378,6 +378,10 @@ def _skipped_html(report: AuditReport) -> Iterable[str]:
             )
             yield f"<li>{escape_xml(line)}{fatal_note}</li>"
         yield "</ul>"
+    if report.not_tried:
+        yield f"<h2>Not tried</h2><p>{escape_xml(report.not_tried_summary())}</p>"
+        if len(report.not_tried) > MAX_LISTED_PATHS:
+            yield from _collapsible_list(f"all {len(report.not_tried)}", report.not_tried)
     if report.notes:
         yield "<h2>Notes</h2><ul>"
         yield from (f"<li>{escape_xml(note)}</li>" for note in report.notes)

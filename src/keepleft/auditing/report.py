@@ -10,6 +10,8 @@ KINDS = ("future", "padding", "packing", "cache", "batch", "nan", "labels")
 CLEAN = "clean"
 LEAK = "leak"
 UNCHECKED = "unchecked"
+MAX_LISTED_PATHS = 3  # that were not tried, in the text
+MAX_LISTED_LENGTHS = 8
 MODEL_COMMENT = "# model: the one that was audited"  # the line of a script where the model is made
 
 
@@ -61,6 +63,7 @@ class AuditReport:
     model_seconds: float = 0.0  # of these, in the model itself, forward and backward
     calls: int = 0
     about: dict[str, str] = field(default_factory=dict)  # versions, device
+    not_tried: tuple[str, ...] = ()  # code paths and lengths that the full budget tries and this one did not
 
     @property
     def verdict(self) -> str:
@@ -117,7 +120,23 @@ class AuditReport:
             )
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"not checked: {line}" for line in self.skipped]
+        if self.not_tried:
+            lines.append(f"not tried: {self.not_tried_summary()}")
         return "\n".join(lines)
+
+    def not_tried_summary(self) -> str:
+        """What the budget left out, in a line: the first few, and how many more."""
+        paths = [item for item in self.not_tried if not item.startswith("length ")]
+        lengths = [item.removeprefix("length ") for item in self.not_tried if item.startswith("length ")]
+        parts = [*paths[:MAX_LISTED_PATHS]]
+        if len(paths) > MAX_LISTED_PATHS:
+            parts.append(f"{len(paths) - MAX_LISTED_PATHS} more code paths")
+        if lengths:
+            listed = ", ".join(lengths[:MAX_LISTED_LENGTHS])
+            more = len(lengths) - MAX_LISTED_LENGTHS
+            parts.append(f"lengths {listed}" + (f" and {more} more" if more > 0 else ""))
+        summary = "; ".join(parts)
+        return summary if self.budget == "full" else f"{summary} (budget full tries them)"
 
     def __str__(self) -> str:
         return self.text()

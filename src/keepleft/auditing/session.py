@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -15,6 +15,7 @@ from keepleft.attention.masks import Mask, mask_table
 from keepleft.auditing.code_paths import Budget, CodePath
 from keepleft.auditing.interventions import OpCounter
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.auditing.progress import CheckOutcome, ProgressReporter
 from keepleft.auditing.report import Finding
 
 Item = TypeVar("Item")
@@ -56,7 +57,7 @@ class AuditSession:
     budget: Budget
     checks: tuple[str, ...]
     probes: tuple[str, ...] = PROBES
-    on_progress: Callable[[str], None] = lambda _: None
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
     started_at: float = field(default_factory=time.monotonic)
     # what the first calls show
     float64_support: bool | None = None  # None: not tried yet
@@ -72,6 +73,8 @@ class AuditSession:
     unchecked: dict[str, str] = field(default_factory=dict)  # check → why it could not be made
     checked: list[str] = field(default_factory=list)
     path_labels: dict[str, None] = field(default_factory=dict)
+    tried_paths: set[CodePath] = field(default_factory=set)
+    tried_lengths: set[int] = field(default_factory=set)
     num_comparisons: int = 0
     run_cache: RunCache = field(default_factory=RunCache)
 
@@ -194,7 +197,7 @@ class AuditSession:
             key = same_kind[0]
         if key not in self.findings:
             self.findings[key] = finding
-            self.on_progress(str(finding))
+            self.progress.report_finding(finding)
         elif finding.path != (existing := self.findings[key]).path and finding.path not in existing.also:
             self.findings[key] = replace(existing, also=(*existing.also, finding.path))
 
@@ -236,7 +239,22 @@ class AuditSession:
         path_label = path.label(batch, length)
         self.num_comparisons += 1
         self.path_labels[path_label] = None
+        self.tried_paths |= {path, path if batch is None else path.but(batch=batch)}
+        if length is not None:
+            self.tried_lengths.add(length)
+        self.progress.report_path(path_label)
         return path_label
+
+    def outcome(self, check: str) -> tuple[CheckOutcome, str]:
+        """What came of a check, and why it was not made."""
+        if self.has_finding(check):
+            return "leak", ""
+        if check in self.checked:
+            return "clean", ""
+        if check in self.unchecked:
+            return "unchecked", self.unchecked[check].removeprefix(f"{check}: ")
+        reasons = [line.removeprefix(f"{check}: ") for line in self.skipped if line.startswith(f"{check}: ")]
+        return "not applicable", "".join(reasons[:1])
 
     # -- time
 

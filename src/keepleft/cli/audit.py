@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from keepleft import __version__
 from keepleft.cli import audit_targets
 from keepleft.cli.audit_hints import explain_files
-from keepleft.cli.progress import Bar
+from keepleft.cli.progress import AuditBar, Bar
 
 if TYPE_CHECKING:
     from keepleft.attention.masks import Mask
+    from keepleft.auditing.progress import AuditProgress
     from keepleft.auditing.report import AuditReport
     from keepleft.auditing.zoo.run import ZooRow
 
@@ -134,10 +135,10 @@ def audit_model(
         for key, value in overrides.items()
         if key in explicit_options and (value is not None or key == "limit")
     }
-    with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # stdout is for the verdict alone
+    with AuditBar() as bar, redirect_stdout(sys.stderr):  # stdout is for the verdict alone
         arguments, code = _load_target(inputs, hf_config, arch, with_, revision)
         claim_assumed = claim is None and "claim" not in arguments
-        report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
+        report = _run_audit(arguments | overrides, name, bar.show)
     report = report.with_model(code)
     _print_stdout(report.json() if json else report.text())
     exit_code = _write_report(report, arguments["target"], html=html, junit=junit, sarif=sarif, badge=badge)
@@ -230,7 +231,9 @@ def _load_target(
         ) from error
 
 
-def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str], None]) -> AuditReport:
+def _run_audit(
+    arguments: dict[str, Any], name: str, on_progress: Callable[[AuditProgress], None]
+) -> AuditReport:
     import keepleft as kl
 
     try:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+    from keepleft.auditing.progress import AuditProgress
     from keepleft.training.loop import TrainReport
 
+BAR_WIDTH = 40  # columns
+NARROW_BAR_WIDTH = 20  # beside a long text
 REPORT_SECONDS = 10.0  # between two lines about training, where there is no terminal
 
 
@@ -22,10 +25,13 @@ class Bar:
     typed (`reads_terminal`), there is none.
     """
 
-    def __init__(self, label: str, total: int | None, *, reads_terminal: bool = False) -> None:
+    def __init__(
+        self, label: str, total: float | None, *, reads_terminal: bool = False, shows_count: bool = True
+    ) -> None:
         self.label = label
         self.total = total
         self.reads_terminal = reads_terminal
+        self.shows_count = shows_count  # how many of the total, and the time that is left
         self.rich_progress: RichProgress | None = None
 
     def __enter__(self) -> Bar:
@@ -33,20 +39,30 @@ class Bar:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
+            from rich.table import Column
 
+            bar_width = BAR_WIDTH if self.shows_count else NARROW_BAR_WIDTH
+            count_columns = (MofNCompleteColumn(), TimeRemainingColumn()) if self.shows_count else ()
             self.rich_progress = RichProgress(
                 TextColumn(self.label),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[text]}"),
+                BarColumn(bar_width=bar_width, table_column=Column(min_width=bar_width)),
+                *count_columns,
+                TextColumn(
+                    "{task.fields[text]}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis"),  # the bar keeps its width
+                ),
                 console=Console(stderr=True),
             )
             self.rich_progress.start()
             self.task = self.rich_progress.add_task(self.label, total=self.total, text="")
         return self
 
-    def update(self, done: int, text: str) -> None:
+    @property
+    def is_shown(self) -> bool:
+        return self.rich_progress is not None
+
+    def update(self, done: float, text: str) -> None:
         if self.rich_progress is not None:
             self.rich_progress.update(self.task, completed=done, text=text)
 
@@ -60,6 +76,46 @@ class Bar:
     def __exit__(self, *_: Any) -> None:
         if self.rich_progress is not None:
             self.rich_progress.stop()
+
+
+class AuditBar:
+    """A progress bar for one audit: what is being checked, and above it each check that has ended, and each
+    finding. Nothing where there is no terminal.
+    """
+
+    def __init__(self) -> None:
+        self.bar = Bar("auditing", 1.0, shows_count=False)
+
+    def __enter__(self) -> AuditBar:
+        self.bar.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.update(1.0, "")
+        self.bar.__exit__()
+
+    def show(self, progress: AuditProgress) -> None:
+        if not self.bar.is_shown:
+            return
+        if progress.finding is not None:
+            finding = progress.finding
+            place = f" in {finding.module}" if finding.module else ""
+            self.bar.print_line(f"{finding.kind:8} leak{place}: {finding.message}")
+        elif progress.outcome is not None and progress.outcome != "leak":  # its findings have been printed
+            self.bar.print_line(_describe_outcome(progress))
+        self.bar.update(progress.fraction, _describe_check(progress))
+
+
+def _describe_outcome(progress: AuditProgress) -> str:
+    paths = f" ({progress.num_paths} path{'' if progress.num_paths == 1 else 's'})"
+    return f"{progress.check:8} {progress.outcome}" + (f": {progress.reason}" if progress.reason else paths)
+
+
+def _describe_check(progress: AuditProgress) -> str:
+    check = f"{progress.number}/{progress.num_checks} {progress.check}"
+    if progress.num_passes > 1:
+        check += f", pass {progress.pass_number} of {progress.num_passes}"
+    return " · ".join(part for part in (check, progress.path, f"{progress.calls:,} calls") if part)
 
 
 class Progress:

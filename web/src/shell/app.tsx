@@ -6,6 +6,7 @@ import { useStore } from "../store.ts";
 import { errorMessage, type Transport } from "../transport/transport.ts";
 import { AttentionView } from "../views/attention/view.tsx";
 import { DecodingView } from "../views/decoding/view.tsx";
+import { AuditMonitor } from "../views/leaks/auditMonitor.ts";
 import { LeaksView } from "../views/leaks/view.tsx";
 import { MasksView } from "../views/masks/view.tsx";
 import { ServerMonitor } from "../views/server/monitor.ts";
@@ -84,9 +85,14 @@ function LoadedApp({ transport, urlState, theme, keyTarget, modelInfo, isLoading
     (name: View) => urlState.update({ view: name === views[0] && name !== "server" ? null : name }, true),
     [urlState, views],
   );
+  const auditMonitor = useMemo(
+    () => new AuditMonitor((params) => transport.ask("audit", params)),
+    [transport],
+  );
+  useEffect(() => () => auditMonitor.stop(), [auditMonitor]);
   const context = useMemo<ExplorerContextValue | null>(
-    () => (modelInfo === null ? null : { transport, modelInfo, urlState, theme }),
-    [transport, modelInfo, urlState, theme],
+    () => (modelInfo === null ? null : { transport, modelInfo, urlState, theme, auditMonitor }),
+    [transport, modelInfo, urlState, theme, auditMonitor],
   );
 
   useEffect(() => {

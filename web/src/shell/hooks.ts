@@ -6,6 +6,7 @@ import type { Answer, ModelInfo, Params, Question, Texts } from "../api.ts";
 import type { Palette } from "../map/tileImages.ts";
 import { useStore } from "../store.ts";
 import { errorMessage, type Transport } from "../transport/transport.ts";
+import type { AuditMonitor } from "../views/leaks/auditMonitor.ts";
 import type { ThemeController } from "./theme.ts";
 import type { UrlState } from "./urlState.ts";
 
@@ -14,6 +15,7 @@ export interface ExplorerContextValue {
   modelInfo: ModelInfo;
   urlState: UrlState;
   theme: ThemeController;
+  auditMonitor: AuditMonitor; // an audit goes on while another view is open
 }
 
 export const ExplorerContext = createContext<ExplorerContextValue | null>(null);

@@ -207,7 +207,7 @@ QUESTIONS: dict[str, Question] = {
     "translate": Question(translate.translate, "text to"),
     "alignment": Question(attention.alignment, "source tokens layer head"),
     "mask": Question(masks.mask, "expression length padding packing"),
-    "audit": Question(audit.audit_status, "wait"),
+    "audit": Question(audit.audit_status, "budget action wait client"),
     "unmasked": Question(unmasked.compare_unmasked, "text source"),
     "runs": Question(run_log.list_runs),
     "run": Question(run_log.run_metrics, "name from_line"),

@@ -74,8 +74,8 @@ class Params:
             raise self._error(name, value, "it must be true or false")
         return value
 
-    def choice(self, name: str, choices: Sequence[str]) -> str:
-        value = self._value(name, f"one of {', '.join(choices)}", _MISSING)
+    def choice(self, name: str, choices: Sequence[str], default: str = _MISSING) -> str:
+        value = self._value(name, f"one of {', '.join(choices)}", default)
         if not isinstance(value, str) or value not in choices:
             raise ValueError(f"no {name} is called {shorten(value)}: {suggestion(value, choices)}")
         return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -95,8 +96,9 @@ def build_snapshot(
                 {"expression": expression, "length": 16, "padding": {"left": 0, "right": 0}, "packing": []},
             )
     if "leaks" in selected:
-        explorer.audit.start()
-        explorer.audit.wait(None)
+        audit_run = explorer.audit.start("quick", patience=inf)
+        if audit_run is not None:
+            audit_run.thread.join()
         builder.ask("audit", {"wait": False})
         builder.ask("unmasked", texts)
     if "training" in selected:
