@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -77,6 +77,8 @@ class CacheStepper:
     reorder_fn: Callable[..., Any] | None = None
     accepts_mask_and_positions: bool = False
     single_token: bool = False  # one token at a time only
+    # as the last step left them: full passes in between change nothing of what the next sequence meets
+    buffers: isolation.BufferSnapshot = field(default_factory=list)
 
     def step(
         self, inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
@@ -84,10 +86,12 @@ class CacheStepper:
         """Logits of the tokens from start to start + size, and the new state; None as state starts anew."""
         snapshot = self.adapter.buffer_snapshot
         self.adapter.buffer_snapshot = []  # a cache may be kept in buffers: they stay as a step leaves them
+        isolation.restore_buffers(self.buffers)
         try:
             with torch.no_grad():
                 return self.step_fn(inputs, start, size, state, cache_kind, path)
         finally:
+            self.buffers = isolation.snapshot_buffers(self.adapter.module)
             self.adapter.buffer_snapshot = snapshot
 
     def reorder(self, state: Any, rows: Tensor) -> Any:

@@ -31,7 +31,7 @@ class AuditProgress(str):
     check: str  # one of the seven kinds of leak
     number: int  # of the check, from 1 to num_checks
     num_checks: int
-    pass_number: int  # a thorough budget makes all checks twice, on the main paths, then on all; for a large model, once more before
+    pass_number: int  # a thorough budget makes all checks twice: on the main paths, then on all
     num_passes: int
     path: str  # the code path and length of the latest comparison
     num_paths: int  # that this check has taken
