@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
-from keepleft.auditing.checks.reproducer import script
+from keepleft.auditing.checks.reproducer import nan_script, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.report import Finding
@@ -231,14 +231,7 @@ def _report_nan(
             f"{remedy('nan', '')}.",
             "comparison",
             "",
-            script(
-                session,
-                path,
-                call_pair.first,
-                call_pair.second,
-                (int(call_pair.first_positions[0, 0]), int(call_pair.first_positions[0, 1])),
-                (row, reader),
-            ),
+            nan_script(session, path, inputs, row, reader),
         )
     )
     return False

@@ -169,6 +169,8 @@ def add_nan_finding(
             f"position {reader} of row {row} is NaN {when}, through {module or session.adapter.name}; "
             f"{remedy('nan', '')}.",
             "forward",
+            "",
+            reproducer.nan_script(session, path, inputs, row, reader),
         )
     )
 
