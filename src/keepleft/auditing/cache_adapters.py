@@ -652,7 +652,11 @@ def _huggingface_caches(adapter: ModelAdapter) -> dict[str, CacheFactory]:
     ):
         return {}
     config = cast(Any, module).config.get_text_config(decoder=True)
-    return {"a static cache": lambda rows, length: StaticCache(config=config, max_cache_len=length + SPARE_SLOTS)}
+
+    def make_static_cache(rows: int, length: int) -> Any:
+        return StaticCache(config=config, max_cache_len=length + SPARE_SLOTS)
+
+    return {"a static cache": make_static_cache}
 
 
 def _returned_state(out: Any, names: tuple[str, ...]) -> Any:

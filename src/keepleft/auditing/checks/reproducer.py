@@ -115,6 +115,7 @@ class ScriptWriter:
         if path.autocast:
             self.contexts.append("torch.autocast(next(model.parameters()).device.type, torch.bfloat16)")
         self.variables: list[tuple[Tensor, str]] = []  # arguments that have a name in the script
+        self.known_code: Callable[[Any], str] = lambda value: ""  # for further values that have one
         self.wrappers: list[Wrapper] = []
         function: Any = adapter.entry_point
         while isinstance(function, Wrapper):
@@ -256,11 +257,13 @@ class ScriptWriter:
 
     def code(self, value: Any) -> str:
         """Code for an argument: its name where it has one."""
+        if known := self.known_code(value):
+            return known
         if isinstance(value, Tensor):
             for variable, name in self.variables:
                 if _same(variable, value):
                     return name
-        return _container_code(value, self.code) or literal(value)
+        return container_code(value, self.code) or literal(value)
 
     def output(self, name: str, inputs: Inputs) -> str:
         """Code for the audited output (B, T, …) in what a call has returned."""
@@ -283,7 +286,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu()))
 
 
-def _container_code(value: Any, code: Callable[[Any], str]) -> str:
+def container_code(value: Any, code: Callable[[Any], str]) -> str:
     """Code for a mapping, a tuple or a list; empty for anything else."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {code(item)}' for key, item in value.items())}}}"
@@ -304,7 +307,7 @@ def literal(value: Any) -> str:
         dtype = "" if plain.dtype in default else f", dtype={plain.dtype}"
         numbers = str(plain.tolist()).replace("inf", "torch.inf").replace("nan", "torch.nan")
         return f"torch.tensor({numbers}{dtype})"
-    if container := _container_code(value, literal):
+    if container := container_code(value, literal):
         return container
     if is_dataclass(value) or not isinstance(value, str | int | float | bool | None | torch.dtype):
         raise UnwritableError
