@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keepleft.auditing import outputs, rounding
 from keepleft.auditing.cache_adapters import SPARE_SLOTS, CacheCallables, InferenceParams
-from keepleft.auditing.checks.reproducer import UP_TO_ROUNDING, ScriptWriter, UnwritableError, select_code
+from keepleft.auditing.checks.reproducer import UP_TO_ROUNDING, ScriptWriter, UnwritableError
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.session import AuditSession
@@ -198,7 +198,7 @@ class CallTranscript:
         if code := self._object_code(value):
             return code
         if isinstance(value, Tensor):
-            return self._slice_code(value)
+            return self._slice_code(value) or self._cast_code(value)
         return self._object_code(value) if self._is_new_cache(value) else ""
 
     def _object_code(self, value: Any) -> str:
@@ -224,6 +224,14 @@ class CallTranscript:
                 for position in range(self._length):
                     if torch.equal(tensor[:, position], value):
                         return f"{name}[:, {position}]"
+        return ""
+
+    def _cast_code(self, value: Tensor) -> str:
+        """Code for a known tensor in another dtype: an empty state in that of the path."""
+        for known, code in self._objects:
+            is_alike = isinstance(known, Tensor) and known.shape == value.shape
+            if is_alike and torch.equal(known.to(value.dtype), value):
+                return f"{code}.to({value.dtype})"
         return ""
 
     def _is_new_cache(self, value: Any) -> bool:
@@ -260,7 +268,7 @@ class CallTranscript:
     def full_code(self, inputs: Inputs, values: Tensor, row: int, reader: int) -> str:
         batch, length = inputs.tokens.shape[:2]
         out = dict(self.results)["full"]
-        return self._position_code("full", out, values, (row, reader), (batch, length))
+        return self.writer.position_code("full", out, values, (row, reader), (batch, length))
 
     def piece_at(self, text: CachedText, row: int, reader: int) -> _Place:
         """Read the pieces, and find the reader in the last of them."""
@@ -274,25 +282,6 @@ class CallTranscript:
         for name, out in reversed(results[-output.shape[1] :]):
             for at, size in ((position, output.shape[1]), (0, 1)):
                 with suppress(UnwritableError):
-                    code = self._position_code(name, out, values, (row, at), (len(output), size))
+                    code = self.writer.position_code(name, out, values, (row, at), (len(output), size))
                     return _Place(code, values)
         raise UnwritableError
-
-    def _position_code(
-        self, name: str, out: Any, values: Tensor, at: tuple[int, int], sizes: tuple[int, int]
-    ) -> str:
-        """Code for the values at (row, position) of the output with these (rows, positions)."""
-        for selector in (outputs.selector(out, *sizes), self.writer.adapter.selector):
-            with suppress(KeyError, IndexError, AttributeError, TypeError, RuntimeError):
-                if selector is not None and _equal(selector(out, *sizes)[at], values):
-                    return f"{select_code(selector, name, *sizes)}[{at[0]}, {at[1]}]"
-        for key_path, tensor in outputs.float_tensors(out):
-            for index in (at, (at[0], -1), at[:1]):
-                with suppress(IndexError):
-                    if _equal(tensor[index], values):
-                        return f"{name}{outputs.as_code(out, key_path)}[{', '.join(map(str, index))}]"
-        raise UnwritableError
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())

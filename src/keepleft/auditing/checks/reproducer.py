@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keepleft.auditing import call_forms
+from keepleft.auditing import call_forms, outputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.outputs import Selector
@@ -99,6 +100,24 @@ def gradient_script(
             "print(sum(int((~gradient.isfinite()).sum()) for gradient in gradients))  # must be 0",
         ]
     )
+
+
+def constant_script(
+    session: AuditSession, path: CodePath, inputs: Inputs, position: int, other_label: int
+) -> str:
+    """A script that prints 1 where the loss of a position, by itself, is the same for another label."""
+    try:
+        writer = ScriptWriter(session, path)
+        arguments = writer.arguments(inputs)
+        lines = [
+            *writer.call("first", arguments),
+            f"call.label = {other_label}",
+            *writer.call("second", arguments),
+        ]
+    except UnwritableError:
+        return ""
+    first, second = (f"{writer.output(name, inputs)}[:, {position}]" for name in ("first", "second"))
+    return writer.text([*lines, f"print(int(torch.equal({first}, {second})))  # must be 0"])
 
 
 class ScriptWriter:
@@ -270,6 +289,21 @@ class ScriptWriter:
         assert self.adapter.selector is not None
         return select_code(self.adapter.selector, name, *inputs.tokens.shape[:2])
 
+    def position_code(
+        self, name: str, out: Any, values: Tensor, at: tuple[int, int], sizes: tuple[int, int]
+    ) -> str:
+        """Code for the values at (row, position) of the output with these (rows, positions)."""
+        for selector in (outputs.selector(out, *sizes), self.adapter.selector):
+            with suppress(KeyError, IndexError, AttributeError, TypeError, RuntimeError):
+                if selector is not None and _is_equal(selector(out, *sizes)[at], values):
+                    return f"{select_code(selector, name, *sizes)}[{at[0]}, {at[1]}]"
+        for key_path, tensor in outputs.float_tensors(out):
+            for index in (at, (at[0], -1), at[:1]):
+                with suppress(IndexError):
+                    if _is_equal(tensor[index], values):
+                        return f"{name}{outputs.as_code(out, key_path)}[{', '.join(map(str, index))}]"
+        raise UnwritableError
+
 
 def select_code(selector: Selector, name: str, batch: int, length: int) -> str:
     """Code for (B, T, …) in what a call has returned."""
@@ -280,6 +314,10 @@ def select_code(selector: Selector, name: str, batch: int, length: int) -> str:
     if (selector.batch_axis, selector.time_axis) != (0, 1):
         code += f".movedim(({selector.batch_axis}, {selector.time_axis}), (0, 1))"
     return code
+
+
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
