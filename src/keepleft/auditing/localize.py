@@ -5,6 +5,7 @@ whose output is not, and the line of code in it.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keepleft.auditing.call_forms import LOSS_FUNCTIONS, NORMALIZERS
 from keepleft.auditing.interventions import op_name
 from keepleft.auditing.outputs import container_parts
 
@@ -490,12 +492,42 @@ def _first_differing_line(
         records, other_records = (_trace_ops(module, run, with_grad) for run in (probe, other_probe))
     except Exception:  # the message is only shorter without it
         return ""
-    for (line, op, a), (other_line, other_op, b) in zip(records, other_records, strict=False):
-        if (line, op) != (other_line, other_op):
-            return ""
-        if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
-            return line and f"{line}, in {op}()" if op else line
+    for pairs in (_parallel_ops(records, other_records), _common_ops(records, other_records)):
+        for (line, op, a), (_, _, b) in pairs:
+            if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
+                return line and f"{line}, in {op}()" if op else line
     return ""
+
+
+OpRecord = tuple[str, str, Tensor | None]  # line, name, and the result at the reader's position
+
+
+def _parallel_ops(
+    records: list[OpRecord], other_records: list[OpRecord]
+) -> Iterator[tuple[OpRecord, OpRecord]]:
+    """The operations of both runs in pairs, up to where they begin to run different ones."""
+    for record, other in zip(records, other_records, strict=False):
+        if record[:2] != other[:2]:
+            return
+        yield record, other
+
+
+def _common_ops(
+    records: list[OpRecord], other_records: list[OpRecord]
+) -> Iterator[tuple[OpRecord, OpRecord]]:
+    """The operations that run equally often in both runs, in pairs and in order: one run may take a branch
+    that the other does not, as where a cache is empty.
+    """
+    counts, other_counts = (Counter(record[:2] for record in run) for run in (records, other_records))
+    ops, other_ops = (
+        [record for record in run if counts[record[:2]] == other_counts[record[:2]]]
+        for run in (records, other_records)
+    )
+    others_by_op: dict[tuple[str, str], list[OpRecord]] = {}
+    for record in other_ops:
+        others_by_op.setdefault(record[:2], []).append(record)
+    for record in ops:
+        yield record, others_by_op[record[:2]].pop(0)
 
 
 class _OpTracer(TorchFunctionMode):
@@ -506,7 +538,7 @@ class _OpTracer(TorchFunctionMode):
     def __init__(self, probe: Probe) -> None:
         super().__init__()
         self.probe = probe
-        self.records: list[tuple[str, str, Tensor | None]] = []
+        self.records: list[OpRecord] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -518,11 +550,44 @@ class _OpTracer(TorchFunctionMode):
         return out
 
 
-def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[tuple[str, str, Tensor | None]]:
+def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[OpRecord]:
     """The operations inside a module while the probe runs."""
     tracer = _OpTracer(probe)
     probe.execute(lambda: _mode_inside(module, tracer), with_grad)
     return tracer.records
+
+
+def loss_line(run: Callable[[], object]) -> str:
+    """The line that computes the loss of a run, with the loss function where that line calls it; '' where
+    there is none, or several.
+    """
+    recorder = _LossRecorder()
+    try:
+        with torch.no_grad(), recorder:
+            run()
+    except Exception:  # the message is only shorter without it
+        return ""
+    lines = dict.fromkeys(recorder.of_losses or recorder.of_normalizers)
+    if len(lines) != 1:
+        return ""
+    line, op = next(iter(lines))
+    return line and f"{line}, in {op}()" if op else line
+
+
+class _LossRecorder(TorchFunctionMode):
+    """Records the lines that call a loss function, or normalise logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_losses: list[tuple[str, str]] = []
+        self.of_normalizers: list[tuple[str, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LOSS_FUNCTIONS:
+            self.of_losses.append(_caller_line(func.__name__))
+        elif func in NORMALIZERS:
+            self.of_normalizers.append(_caller_line(func.__name__))
+        return func(*args, **(kwargs or {}))
 
 
 def _caller_line(op: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from keepleft.auditing.checks.findings import format_size, remedy
 from keepleft.auditing.checks.label_scripts import LossScripts
 from keepleft.auditing.checks.reproducer import constant_script, script
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.localize import loss_line
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.report import Finding
@@ -321,7 +322,7 @@ class LabelLossProbe:
                         f"the label at position {position} is judged by nothing: "
                         f"the loss is the same whatever it is; {remedy('labels', '')}.",
                         "labels",
-                        "",
+                        _loss_line(session, self.path, self.label_argument),
                         self.scripts.constant(
                             *self.script_arguments(base_labels), (row, position), self.label_values.tolist()
                         ),
@@ -349,7 +350,7 @@ class LabelLossProbe:
                     _misalignment_message(row, position, logits_row, logits_position, shift)
                     + f"; {remedy('labels', '')}.",
                     "labels",
-                    "",
+                    _loss_line(session, self.path, self.label_argument),
                     self.misalignment_script(base_labels, row, position),
                 )
             )
@@ -459,7 +460,7 @@ def _labels_aligned(
                     f"labels of {IGNORE_INDEX} are counted: one real label weighs {weight:.3g} instead of "
                     "1, so padding thins the loss; divide by the number of labels that are judged.",
                     "labels",
-                    "",
+                    _loss_line(session, path, label_argument),
                     probe.scripts.weight(
                         *probe.script_arguments(base_labels),
                         (row, min(position, length - 1)),
@@ -503,7 +504,7 @@ def _ignored_row_is_free(session: AuditSession, path: CodePath, label_argument: 
             f"labels of {IGNORE_INDEX} are counted: the loss moves by {moves[0]:.2g} of itself with the "
             "tokens of a row that has no other labels; leave out what is ignored before anything is summed.",
             "labels",
-            "",
+            _loss_line(session, path, label_argument),
             loss_scripts(session, path).difference(
                 label_argument.with_labels(inputs, few), label_argument.with_labels(changed, few)
             ),
@@ -544,7 +545,7 @@ def _check_isolated_labels(
                 f"the label at position {missed[0]} is judged by nothing: the loss is the same whatever it "
                 f"is; {remedy('labels', '')}.",
                 "labels",
-                "",
+                _loss_line(session, path, label_argument),
                 constant_script(session, path, inputs, missed[0], int(adapter.sampler.pool[-1])),
             ),
             "unjudged",
@@ -568,7 +569,7 @@ def _check_isolated_labels(
                 "",
                 _misalignment_message(0, position, 0, position, shift) + f"; {remedy('labels', '')}.",
                 "labels",
-                "",
+                _loss_line(session, path, label_argument),
                 script(session, path, inputs, changed, at, at),
             )
         )
@@ -689,7 +690,7 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
                 f"{float(sum(row_losses)):.4g}, the large one gives {float(full_loss):.4g}; divide the "
                 f"summed loss by {count_argument}, and by nothing else.",
                 "labels",
-                "",
+                loss_line(lambda: adapter.run_raw(parts[0], path)),
                 loss_scripts(session, path).sum_of_parts(inputs.but(labels=labels, extra=extra), parts),
             ),
             "accumulation",
@@ -700,6 +701,13 @@ def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tu
     """The logits, and the loss as the model gives it: one number, one for each label, or None."""
     with torch.no_grad():
         return _find_logits_and_loss(adapter, adapter.run_raw(inputs, path), inputs)
+
+
+def _loss_line(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> str:
+    """The line of code that computes the loss, where it is known."""
+    inputs = session.adapter.make_inputs(2, seed=180)
+    given = label_argument.with_labels(inputs, inputs.tokens)
+    return loss_line(lambda: session.adapter.run_raw(given, path))
 
 
 def loss_scripts(session: AuditSession, path: CodePath) -> LossScripts:
