@@ -492,7 +492,10 @@ def _first_differing_line(
         records, other_records = (_trace_ops(module, run, with_grad) for run in (probe, other_probe))
     except Exception:  # the message is only shorter without it
         return ""
-    for pairs in (_parallel_ops(records, other_records), _common_ops(records, other_records)):
+    for pairs in (
+        _parallel_ops(records, other_records),
+        _common_ops(records, other_records, probe.length > 1, other_probe.length > 1),
+    ):
         for (line, op, a), (_, _, b) in pairs:
             if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
                 return line and f"{line}, in {op}()" if op else line
@@ -513,21 +516,35 @@ def _parallel_ops(
 
 
 def _common_ops(
-    records: list[OpRecord], other_records: list[OpRecord]
+    records: list[OpRecord], other_records: list[OpRecord], has_time: bool, other_has_time: bool
 ) -> Iterator[tuple[OpRecord, OpRecord]]:
-    """The operations that run equally often in both runs, in pairs and in order: one run may take a branch
-    that the other does not, as where a cache is empty.
+    """The operations that run equally often in both runs, in pairs and in order, where one run takes a branch
+    that the other does not, as where a cache is empty. They end where a branch computes something at the
+    reader's position: what differs from there on may come from that.
+
+    has_time: is a run longer than one position, so that its results at the reader are known for such?
     """
     counts, other_counts = (Counter(record[:2] for record in run) for run in (records, other_records))
-    ops, other_ops = (
-        [record for record in run if counts[record[:2]] == other_counts[record[:2]]]
-        for run in (records, other_records)
+    common, other_common = (
+        _before_branch(run, {op for op in counts if counts[op] == other_counts[op]}, is_known)
+        for run, is_known in ((records, has_time), (other_records, other_has_time))
     )
     others_by_op: dict[tuple[str, str], list[OpRecord]] = {}
-    for record in other_ops:
+    for record in other_common:
         others_by_op.setdefault(record[:2], []).append(record)
-    for record in ops:
-        yield record, others_by_op[record[:2]].pop(0)
+    for record in common:
+        if others_by_op.get(record[:2]):
+            yield record, others_by_op[record[:2]].pop(0)
+
+
+def _before_branch(
+    records: list[OpRecord], common_ops: set[tuple[str, str]], has_time: bool
+) -> Iterator[OpRecord]:
+    for record in records:
+        if record[:2] in common_ops:
+            yield record
+        elif has_time and record[2] is not None:
+            return
 
 
 class _OpTracer(TorchFunctionMode):
