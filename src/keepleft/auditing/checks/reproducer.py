@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -163,7 +164,7 @@ class ScriptWriter:
 
     def text(self, lines: list[str]) -> str:
         """The script: the model in the state of the path, and these lines."""
-        model_lines = self._model_lines()
+        model_lines = self._model_lines()  # which may import something
         return "\n".join([*dict.fromkeys(self.imports), *model_lines, *lines])
 
     def _model_lines(self) -> list[str]:
@@ -211,7 +212,8 @@ class ScriptWriter:
         lines = [f"call = {self.inner_function}"]
         if self.batch_call is not None and self.wrappers:
             self.imports.append("from keepleft.auditing.call_forms import BatchCall")
-            lines.append(f"call = BatchCall(call, {literal(self.batch_call.arguments)})")
+            arguments_code = container_code(self.batch_call.arguments, self.code)
+            lines.append(f"call = BatchCall(call, {arguments_code})")
         for wrapper in reversed(self.wrappers):
             name = type(wrapper).__name__
             self.imports.append(f"from keepleft.auditing.call_forms import {name}")
@@ -282,7 +284,21 @@ class ScriptWriter:
             for variable, name in self.variables:
                 if _same(variable, value):
                     return name
+        if is_dataclass(value) or hasattr(value, "_fields"):
+            parts = [f"{key}={self.code(part)}" for key, part in outputs.container_parts(value)]
+            return f"{self._class_code(type(value))}({', '.join(parts)})"
         return container_code(value, self.code) or literal(value)
+
+    def _class_code(self, cls: type) -> str:
+        """The name of the class of a batch, which is imported where it can be."""
+        if "." in cls.__qualname__:
+            raise UnwritableError
+        if cls.__module__ == "__main__":
+            return cls.__name__
+        if importlib.util.find_spec(cls.__module__) is None:
+            raise UnwritableError
+        self.imports.append(f"from {cls.__module__} import {cls.__name__}")
+        return cls.__name__
 
     def output(self, name: str, inputs: Inputs) -> str:
         """Code for the audited output (B, T, …) in what a call has returned."""
