@@ -475,21 +475,37 @@ def _kind_by_ops(op_names: set[str]) -> str:
     return ""
 
 
-def source_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> str:
+def source_line(
+    module: nn.Module,
+    probe: Probe,
+    other_probe: Probe,
+    tolerance: float = 0.0,
+    *,
+    in_own_methods: bool = False,
+) -> str:
     """The line of the first operation inside a module whose result differs between two runs at the reader's
     position, with its name where that line calls it: "model.py:31, in softmax()". '' where there is none or
     it cannot be told.
+
+    in_own_methods: the line in the methods of the module, with the function that it calls.
     """
+    owner = module if in_own_methods else None
     return _first_differing_line(
-        module, probe, other_probe, tolerance, with_grad=False
-    ) or _first_differing_line(module, probe, other_probe, tolerance, with_grad=True)
+        module, probe, other_probe, tolerance, owner, with_grad=False
+    ) or _first_differing_line(module, probe, other_probe, tolerance, owner, with_grad=True)
 
 
 def _first_differing_line(
-    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, *, with_grad: bool
+    module: nn.Module,
+    probe: Probe,
+    other_probe: Probe,
+    tolerance: float,
+    owner: nn.Module | None,
+    *,
+    with_grad: bool,
 ) -> str:
     try:
-        records, other_records = (_trace_ops(module, run, with_grad) for run in (probe, other_probe))
+        records, other_records = (_trace_ops(module, run, owner, with_grad) for run in (probe, other_probe))
     except Exception:  # the message is only shorter without it
         return ""
     for pairs in (
@@ -552,9 +568,10 @@ class _OpTracer(TorchFunctionMode):
     position.
     """
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, owner: nn.Module | None) -> None:
         super().__init__()
         self.probe = probe
+        self.owner = owner  # the module whose methods are named
         self.records: list[OpRecord] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -562,16 +579,50 @@ class _OpTracer(TorchFunctionMode):
         for part in out if isinstance(out, tuple | list) else (out,):
             if isinstance(part, Tensor) and part.is_floating_point():
                 values = _at_reader(part, self.probe)
-                line, op = _caller_line(getattr(func, "__name__", str(func)))
+                line, op = _caller_line(getattr(func, "__name__", str(func)), self.owner)
                 self.records.append((line, op, None if values is None else _flat_copy(values)))
         return out
 
 
-def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[OpRecord]:
+def _trace_ops(module: nn.Module, probe: Probe, owner: nn.Module | None, with_grad: bool) -> list[OpRecord]:
     """The operations inside a module while the probe runs."""
-    tracer = _OpTracer(probe)
+    tracer = _OpTracer(probe, owner)
     probe.execute(lambda: _mode_inside(module, tracer), with_grad)
     return tracer.records
+
+
+def nan_line(module: nn.Module, probe: Probe) -> str:
+    """The line inside a module that makes NaN of numbers; '' where there is none, or several."""
+    recorder = _NanRecorder()
+    try:
+        probe.execute(lambda: _mode_inside(module, recorder))
+    except Exception:  # the message is only shorter without it
+        return ""
+    return _only_line(recorder.lines)
+
+
+class _NanRecorder(TorchFunctionMode):
+    """Records the lines whose result has NaN where no argument has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = (args, kwargs or {})
+        had_nan = any(tensor.isnan().any() for _, tensor in _named_tensors(arguments))
+        out = func(*args, **(kwargs or {}))
+        if not had_nan and any(tensor.isnan().any() for _, tensor in _named_tensors(out)):
+            self.lines.append(_caller_line(getattr(func, "__name__", str(func))))
+        return out
+
+
+def _only_line(lines: list[tuple[str, str]]) -> str:
+    """A line with its function; '' where there are none, or others too."""
+    if len(set(lines)) != 1:
+        return ""
+    line, op = lines[0]
+    return f"{line}, in {op}()" if line and op else line
 
 
 def loss_line(run: Callable[[], object]) -> str:
@@ -584,11 +635,7 @@ def loss_line(run: Callable[[], object]) -> str:
             run()
     except Exception:  # the message is only shorter without it
         return ""
-    lines = dict.fromkeys(recorder.of_losses or recorder.of_normalizers)
-    if len(lines) != 1:
-        return ""
-    line, op = next(iter(lines))
-    return line and f"{line}, in {op}()" if op else line
+    return _only_line(recorder.of_losses or recorder.of_normalizers)
 
 
 class _LossRecorder(TorchFunctionMode):
@@ -607,17 +654,29 @@ class _LossRecorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _caller_line(op: str) -> tuple[str, str]:
+def _caller_line(op: str, owner: nn.Module | None = None) -> tuple[str, str]:
     """The file and line of the nearest caller outside PyTorch and the audit, and the operation; '' for that
     where the line does not call it: one of PyTorch's modules or functions does.
+
+    owner: the nearest caller that is a method of this module, and the function that it calls, where there is
+    one.
     """
     called = op  # what the line calls
+    nearest = "", ""
     frame = sys._getframe(2)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if "/torch/" in filename:
-            called = frame.f_code.co_name
-        elif "keepleft/auditing" not in filename:
-            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}", op if called == op else ""
+        code = frame.f_code
+        if "/torch/" in code.co_filename:
+            called = code.co_name
+        elif "keepleft/auditing" not in code.co_filename:
+            line = f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+            if not nearest[0]:
+                nearest = line, op if called == op else ""
+            if owner is None:
+                return nearest
+            if code.co_varnames[:1] == ("self",) and frame.f_locals.get("self") is owner:
+                is_function = called == op or line != nearest[0]
+                return line, called if is_function else ""
+            called = code.co_name
         frame = frame.f_back  # type: ignore[assignment]
-    return "", ""
+    return nearest

@@ -296,6 +296,7 @@ class CacheTrial:
             make_probe(self.session, self.path, inputs, row, reader),
             chunk_probe,
             rounding.tolerance(self.session, self.path),
+            in_own_methods=True,  # positions, masks and pasts go wrong where they are made
         )
 
     def check_reorder(self) -> bool:

@@ -90,11 +90,13 @@ def gradient_script(
         real_code = literal(real_mask)
     except UnwritableError:
         return ""
+    on_cpu = "" if session.adapter.device.type == "cpu" else ', device="cpu"'
+    rng = f"generator=torch.Generator().manual_seed({seed}){on_cpu}"
     return writer.text(
         [
             *lines,
             f"real = {writer.output('out', inputs)}[{real_code}]",
-            f"direction = torch.randn(real.shape, generator=torch.Generator().manual_seed({seed})).to(real)",
+            f"direction = torch.randn(real.shape, {rng}).to(real)",
             "model.zero_grad()",
             "(real * direction).sum().backward()",
             "gradients = [p.grad for p in model.parameters() if p.grad is not None]",
@@ -170,6 +172,10 @@ class ScriptWriter:
     def _model_lines(self) -> list[str]:
         path = self.path
         lines = [MODEL_COMMENT]
+        device_option = ""
+        if self.adapter.device.type != "cpu":
+            lines.append(f"torch.set_default_device({str(self.adapter.device)!r})")
+            device_option = ', device="cpu"'
         if self.adapter.module is None:
             return [*lines, *self._call_lines()]
         if self.adapter.is_wrapped and not path.wrapped:
@@ -181,7 +187,8 @@ class ScriptWriter:
                 "for p in model.parameters():",
                 "    if p.is_floating_point() and p.numel() and not p.count_nonzero():",
                 "        width = p.shape[-1] if p.dim() > 1 else 4",
-                "        p.data = torch.randn(p.shape, generator=zeros).to(p) / width**0.5 * 0.5",
+                f"        value = torch.randn(p.shape, generator=zeros{device_option})",
+                "        p.data = value.to(p) / width**0.5 * 0.5",
             ]
         lines.append(f"model.{'train' if path.train else 'eval'}()")
         if path.train and not path.dropout:
