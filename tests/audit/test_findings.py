@@ -76,6 +76,43 @@ def test_the_line_names_the_function_that_it_calls():
     assert finding.line == f"{line_of(model, 'einsum')}, in einsum()"
 
 
+def causal_weights(scores):
+    """Softmax over the past, right for one pass over a whole text."""
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+class CachedTagger(Tagger):
+    """A step reads the keys of the past, and its mask begins anew."""
+
+    def forward(self, tokens, past_key_values=None):
+        x = self.embed(tokens)
+        keys = x if past_key_values is None else torch.cat([past_key_values, x], 1)
+        weights = causal_weights(x @ keys.transpose(1, 2))
+        return self.out(weights @ keys), keys
+
+
+def test_the_line_of_a_cache_finding_is_in_the_module_whatever_function_it_calls():
+    model = CachedTagger()
+    (finding,) = kl.audit(model, torch.randint(30, (2, 9)), budget="quick", checks=["cache"]).findings
+    assert finding.line.startswith(line_of(model, "weights @ keys"))
+
+
+class NanTagger(Tagger):
+    """The mean of what came before: 0 / 0 at the first position."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        count = torch.arange(x.shape[1]).view(1, -1, 1)
+        return self.out(torch.cat([0 * x[:, :1], x.cumsum(1)[:, :-1]], 1) / count)
+
+
+def test_the_line_that_makes_nan_of_numbers_is_named():
+    model = NanTagger()
+    (finding,) = kl.audit(model, torch.randint(30, (2, 9)), budget="quick", checks=["nan"]).findings
+    assert finding.line == f"{line_of(model, '/ count)')}, in div()"
+
+
 @pytest.mark.parametrize(
     ("name", "phrase"),
     [

@@ -24,6 +24,7 @@ from keepleft.models.transformer import CausalModel, EncoderDecoder
 CACHE_ARGUMENTS = tuple(ARGUMENT_NAMES["cache"].split())
 STATE_ARGUMENTS = frozenset((*CACHE_ARGUMENTS, "states", "carry", "memory"))
 GROWING_CACHE = "a growing cache"
+SPARE_SLOTS = 3  # of a static cache, beyond the length of the text
 # keepleft's own: cropping them is not audited
 OWN_CACHES = (DecoderState, DynamicCache, StaticCache)
 # positions of the new tokens, for models that keep their cache inside
@@ -98,14 +99,14 @@ class CacheStepper:
         """The state with its rows in another order; None where there is no method for it."""
         rows = rows.to(self.adapter.device)
         if self.reorder_fn is not None:
-            return self._call_method("reorder", self.reorder_fn, state, _unwrap_state(state), rows)
+            return self._reordered("reorder", self.reorder_fn, state, _unwrap_state(state), rows)
         for name in ("reorder_cache", "reorder", "keep", "batch_select_indices", "select_rows"):
             if callable(getattr(state, name, None)):
-                return self._call_method(name, getattr(state, name), state, rows)
+                return self._reordered(name, getattr(state, name), state, rows)
         for name in ("reorder_cache", "_reorder_cache", "reorder_incremental_state", "reorder_state"):
             method = getattr(self.adapter.module, name, None)
             if callable(method) and state is not True:
-                return self._call_method(name, method, state, _unwrap_state(state), rows)
+                return self._reordered(name, method, state, _unwrap_state(state), rows)
         return None
 
     def crop(self, state: Any, half: int) -> Any:
@@ -125,22 +126,25 @@ class CacheStepper:
 
             def crop_to(count: int, method: Callable[..., Any] = method) -> Any:
                 try:
-                    return method(count)
+                    return self.adapter.call_method(method, count)
                 except ValueError:  # transformers takes how many to drop as a negative number
-                    return method(-count)
+                    return self.adapter.call_method(method, -count)
 
             try:
-                return self._call_method(name, crop_to, state, half)
+                return self._new_state(name, state, lambda: crop_to(half))
             except CallError as error:
                 if isinstance(error.__cause__, AttributeError):  # some of its layers cannot
                     return None
                 raise
         return None
 
-    def _call_method(self, name: str, method: Callable[..., Any], state: Any, *args: Any) -> Any:
-        """The new state: what the method returns, or the old state where it works in place."""
+    def _reordered(self, name: str, method: Callable[..., Any], state: Any, *args: Any) -> Any:
+        return self._new_state(name, state, lambda: self.adapter.call_method(method, *args))
+
+    def _new_state(self, name: str, state: Any, run: Callable[[], Any]) -> Any:
+        """The new state: what a method returns, or the old state where it works in place."""
         try:
-            out = method(*args)
+            out = run()
         except NotImplementedError:
             return None
         except Exception as error:
@@ -233,13 +237,12 @@ def _from_keepleft_model(adapter: ModelAdapter, model: CausalModel) -> CacheStep
         tokens = adapter.to_device(inputs.tokens[:, start : start + size])
         if state is not None:
             return adapter.invoke(model.step, {}, tokens, state), state
-        memory = None
+        options: dict[str, Any] = {"cache": cache_kind}
+        if cache_kind == "static":
+            options["capacity"] = inputs.tokens.shape[1]
         if isinstance(model, EncoderDecoder):
-            memory = model.encode_memory(adapter.to_device(inputs.source))
-        capacity = inputs.tokens.shape[1] if cache_kind == "static" else None
-        logits, new_state = adapter.invoke(
-            lambda tokens: model.start(tokens, cache=cache_kind, memory=memory, capacity=capacity), {}, tokens
-        )
+            options["memory"] = adapter.invoke(model.encode_memory, {}, adapter.to_device(inputs.source))
+        logits, new_state = adapter.invoke(model.start, options, tokens)
         return logits, new_state
 
     all_windowed = all(getattr(mask, "size", None) or "window" in repr(mask) for mask in model.decoder.masks)
@@ -530,7 +533,7 @@ def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) 
 # -- a cache among the arguments ---------------------------------------------------------------
 
 
-class _InferenceParams:
+class InferenceParams:
     """The object that Megatron, FlashAttention and Mamba pass around: keys and values by layer, and how many
     tokens were read.
 
@@ -602,8 +605,8 @@ def _from_cache_argument(
         cache = cache_kinds[cache_kind](*inputs.tokens.shape[:2]) if state is None else state
         cache_arguments = {} if cache is None else cache if len(names) > 1 else {name: cache}
         out = adapter.run_raw(chunk.but(extra={**use_cache, **cache_arguments}), path)
-        if isinstance(cache, _InferenceParams):
-            cache.advance(size)
+        if isinstance(cache, InferenceParams):
+            adapter.call_method(cache.advance, size)
         returned_cache = _returned_state(out, names) if returns_cache else None
         logits = adapter.select_output(out, chunk.tokens.shape[0], size)
         return logits, cache if returned_cache is None else returned_cache
@@ -632,7 +635,7 @@ def _from_cache_argument(
 
 def _find_cache_factory(adapter: ModelAdapter, inputs: Inputs, name: str) -> CacheFactory | None:
     """An empty object that the model fills when it is given as its cache."""
-    factories: tuple[CacheFactory, ...] = (lambda *_: {}, lambda *_: [], _InferenceParams)
+    factories: tuple[CacheFactory, ...] = (lambda *_: {}, lambda *_: [], InferenceParams)
     for factory in factories:
         cache = factory(*inputs.tokens.shape[:2])
         try:
@@ -657,7 +660,11 @@ def _huggingface_caches(adapter: ModelAdapter) -> dict[str, CacheFactory]:
     ):
         return {}
     config = cast(Any, module).config.get_text_config(decoder=True)
-    return {"a static cache": lambda rows, length: StaticCache(config=config, max_cache_len=length + 3)}
+
+    def make_static_cache(rows: int, length: int) -> Any:
+        return StaticCache(config=config, max_cache_len=length + SPARE_SLOTS)
+
+    return {"a static cache": make_static_cache}
 
 
 def _returned_state(out: Any, names: tuple[str, ...]) -> Any:

@@ -244,24 +244,25 @@ def _batch_and_length(
 # -- a loss alone ------------------------------------------------------------------------------
 
 
+LOSS_FUNCTIONS = frozenset(
+    (
+        F.cross_entropy,
+        F.nll_loss,
+        F.binary_cross_entropy_with_logits,
+        F.mse_loss,
+        F.l1_loss,
+        F.smooth_l1_loss,
+        F.huber_loss,
+        F.gaussian_nll_loss,
+        F.poisson_nll_loss,
+        F.kl_div,
+    )
+)
+NORMALIZERS = frozenset((F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.logsumexp))
+
+
 class _LossInputs(TorchFunctionMode):
     """Keeps what losses are computed from: the scores that a loss function is given, or log_softmax."""
-
-    LOSSES = frozenset(
-        (
-            F.cross_entropy,
-            F.nll_loss,
-            F.binary_cross_entropy_with_logits,
-            F.mse_loss,
-            F.l1_loss,
-            F.smooth_l1_loss,
-            F.huber_loss,
-            F.gaussian_nll_loss,
-            F.poisson_nll_loss,
-            F.kl_div,
-        )
-    )
-    NORMALIZERS = frozenset((F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.logsumexp))
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,9 +272,9 @@ class _LossInputs(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = args[0] if args else (kwargs or {}).get("input")
         if isinstance(first, Tensor) and first.is_floating_point():
-            if func in self.LOSSES:
+            if func in LOSS_FUNCTIONS:
                 self.of_losses.append(first)
-            elif func in self.NORMALIZERS:
+            elif func in NORMALIZERS:
                 self.of_normalizers.append(first)
         return func(*args, **(kwargs or {}))
 

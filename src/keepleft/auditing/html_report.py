@@ -144,7 +144,12 @@ def _finding_html(n: int, finding: Finding) -> Iterable[str]:
     location = f" in <code>{escape_xml(finding.module)}</code>" if finding.module else ""
     yield f"<article><h3>{n}. <b>{escape_xml(finding.kind)}</b>{location}</h3>"
     yield f"<p>{escape_xml(finding.message)}</p><dl>"
-    fields = {"path": finding.path, "line": finding.line, "probe": finding.probe}
+    fields = {
+        "path": finding.path,
+        "also in": ", ".join(finding.also_in),
+        "line": finding.line,
+        "probe": finding.probe,
+    }
     yield from (f"<dt>{name}</dt><dd>{escape_xml(value)}</dd>" for name, value in fields.items() if value)
     yield "</dl>"
     if finding.also:

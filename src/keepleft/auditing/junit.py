@@ -81,6 +81,8 @@ def _case(report: AuditReport, kind: str, state: str, details: str) -> str:
 
 def _describe_finding(finding: Finding) -> str:
     lines = [str(finding), f"path: {finding.path}", *(f"also: {path}" for path in finding.also)]
+    if finding.also_in:
+        lines.append(f"also in: {', '.join(finding.also_in)}")
     if finding.line:
         lines.append(f"line: {finding.line}")
     return "\n".join([*lines, *(["to see it:", finding.reproduce] if finding.reproduce else [])])

@@ -5,6 +5,7 @@ whose output is not, and the line of code in it.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keepleft.auditing.call_forms import LOSS_FUNCTIONS, NORMALIZERS
 from keepleft.auditing.interventions import op_name
 from keepleft.auditing.outputs import container_parts
 
@@ -473,29 +475,92 @@ def _kind_by_ops(op_names: set[str]) -> str:
     return ""
 
 
-def source_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> str:
+def source_line(
+    module: nn.Module,
+    probe: Probe,
+    other_probe: Probe,
+    tolerance: float = 0.0,
+    *,
+    in_own_methods: bool = False,
+) -> str:
     """The line of the first operation inside a module whose result differs between two runs at the reader's
     position, with its name where that line calls it: "model.py:31, in softmax()". '' where there is none or
     it cannot be told.
+
+    in_own_methods: the line in the methods of the module, with the function that it calls.
     """
+    owner = module if in_own_methods else None
     return _first_differing_line(
-        module, probe, other_probe, tolerance, with_grad=False
-    ) or _first_differing_line(module, probe, other_probe, tolerance, with_grad=True)
+        module, probe, other_probe, tolerance, owner, with_grad=False
+    ) or _first_differing_line(module, probe, other_probe, tolerance, owner, with_grad=True)
 
 
 def _first_differing_line(
-    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, *, with_grad: bool
+    module: nn.Module,
+    probe: Probe,
+    other_probe: Probe,
+    tolerance: float,
+    owner: nn.Module | None,
+    *,
+    with_grad: bool,
 ) -> str:
     try:
-        records, other_records = (_trace_ops(module, run, with_grad) for run in (probe, other_probe))
+        records, other_records = (_trace_ops(module, run, owner, with_grad) for run in (probe, other_probe))
     except Exception:  # the message is only shorter without it
         return ""
-    for (line, op, a), (other_line, other_op, b) in zip(records, other_records, strict=False):
-        if (line, op) != (other_line, other_op):
-            return ""
-        if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
-            return line and f"{line}, in {op}()" if op else line
+    for pairs in (
+        _parallel_ops(records, other_records),
+        _common_ops(records, other_records, probe.length > 1, other_probe.length > 1),
+    ):
+        for (line, op, a), (_, _, b) in pairs:
+            if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
+                return line and f"{line}, in {op}()" if op else line
     return ""
+
+
+OpRecord = tuple[str, str, Tensor | None]  # line, name, and the result at the reader's position
+
+
+def _parallel_ops(
+    records: list[OpRecord], other_records: list[OpRecord]
+) -> Iterator[tuple[OpRecord, OpRecord]]:
+    """The operations of both runs in pairs, up to where they begin to run different ones."""
+    for record, other in zip(records, other_records, strict=False):
+        if record[:2] != other[:2]:
+            return
+        yield record, other
+
+
+def _common_ops(
+    records: list[OpRecord], other_records: list[OpRecord], has_time: bool, other_has_time: bool
+) -> Iterator[tuple[OpRecord, OpRecord]]:
+    """The operations that run equally often in both runs, in pairs and in order, where one run takes a branch
+    that the other does not, as where a cache is empty. They end where a branch computes something at the
+    reader's position: what differs from there on may come from that.
+
+    has_time: is a run longer than one position, so that its results at the reader are known for such?
+    """
+    counts, other_counts = (Counter(record[:2] for record in run) for run in (records, other_records))
+    common, other_common = (
+        _before_branch(run, {op for op in counts if counts[op] == other_counts[op]}, is_known)
+        for run, is_known in ((records, has_time), (other_records, other_has_time))
+    )
+    others_by_op: dict[tuple[str, str], list[OpRecord]] = {}
+    for record in other_common:
+        others_by_op.setdefault(record[:2], []).append(record)
+    for record in common:
+        if others_by_op.get(record[:2]):
+            yield record, others_by_op[record[:2]].pop(0)
+
+
+def _before_branch(
+    records: list[OpRecord], common_ops: set[tuple[str, str]], has_time: bool
+) -> Iterator[OpRecord]:
+    for record in records:
+        if record[:2] in common_ops:
+            yield record
+        elif has_time and record[2] is not None:
+            return
 
 
 class _OpTracer(TorchFunctionMode):
@@ -503,39 +568,115 @@ class _OpTracer(TorchFunctionMode):
     position.
     """
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, owner: nn.Module | None) -> None:
         super().__init__()
         self.probe = probe
-        self.records: list[tuple[str, str, Tensor | None]] = []
+        self.owner = owner  # the module whose methods are named
+        self.records: list[OpRecord] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for part in out if isinstance(out, tuple | list) else (out,):
             if isinstance(part, Tensor) and part.is_floating_point():
                 values = _at_reader(part, self.probe)
-                line, op = _caller_line(getattr(func, "__name__", str(func)))
+                line, op = _caller_line(getattr(func, "__name__", str(func)), self.owner)
                 self.records.append((line, op, None if values is None else _flat_copy(values)))
         return out
 
 
-def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[tuple[str, str, Tensor | None]]:
+def _trace_ops(module: nn.Module, probe: Probe, owner: nn.Module | None, with_grad: bool) -> list[OpRecord]:
     """The operations inside a module while the probe runs."""
-    tracer = _OpTracer(probe)
+    tracer = _OpTracer(probe, owner)
     probe.execute(lambda: _mode_inside(module, tracer), with_grad)
     return tracer.records
 
 
-def _caller_line(op: str) -> tuple[str, str]:
+def nan_line(module: nn.Module, probe: Probe) -> str:
+    """The line inside a module that makes NaN of numbers; '' where there is none, or several."""
+    recorder = _NanRecorder()
+    try:
+        probe.execute(lambda: _mode_inside(module, recorder))
+    except Exception:  # the message is only shorter without it
+        return ""
+    return _only_line(recorder.lines)
+
+
+class _NanRecorder(TorchFunctionMode):
+    """Records the lines whose result has NaN where no argument has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = (args, kwargs or {})
+        had_nan = any(tensor.isnan().any() for _, tensor in _named_tensors(arguments))
+        out = func(*args, **(kwargs or {}))
+        if not had_nan and any(tensor.isnan().any() for _, tensor in _named_tensors(out)):
+            self.lines.append(_caller_line(getattr(func, "__name__", str(func))))
+        return out
+
+
+def _only_line(lines: list[tuple[str, str]]) -> str:
+    """A line with its function; '' where there are none, or others too."""
+    if len(set(lines)) != 1:
+        return ""
+    line, op = lines[0]
+    return f"{line}, in {op}()" if line and op else line
+
+
+def loss_line(run: Callable[[], object]) -> str:
+    """The line that computes the loss of a run, with the loss function where that line calls it; '' where
+    there is none, or several.
+    """
+    recorder = _LossRecorder()
+    try:
+        with torch.no_grad(), recorder:
+            run()
+    except Exception:  # the message is only shorter without it
+        return ""
+    return _only_line(recorder.of_losses or recorder.of_normalizers)
+
+
+class _LossRecorder(TorchFunctionMode):
+    """Records the lines that call a loss function, or normalise logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_losses: list[tuple[str, str]] = []
+        self.of_normalizers: list[tuple[str, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LOSS_FUNCTIONS:
+            self.of_losses.append(_caller_line(func.__name__))
+        elif func in NORMALIZERS:
+            self.of_normalizers.append(_caller_line(func.__name__))
+        return func(*args, **(kwargs or {}))
+
+
+def _caller_line(op: str, owner: nn.Module | None = None) -> tuple[str, str]:
     """The file and line of the nearest caller outside PyTorch and the audit, and the operation; '' for that
     where the line does not call it: one of PyTorch's modules or functions does.
+
+    owner: the nearest caller that is a method of this module, and the function that it calls, where there is
+    one.
     """
     called = op  # what the line calls
+    nearest = "", ""
     frame = sys._getframe(2)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if "/torch/" in filename:
-            called = frame.f_code.co_name
-        elif "keepleft/auditing" not in filename:
-            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}", op if called == op else ""
+        code = frame.f_code
+        if "/torch/" in code.co_filename:
+            called = code.co_name
+        elif "keepleft/auditing" not in code.co_filename:
+            line = f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+            if not nearest[0]:
+                nearest = line, op if called == op else ""
+            if owner is None:
+                return nearest
+            if code.co_varnames[:1] == ("self",) and frame.f_locals.get("self") is owner:
+                is_function = called == op or line != nearest[0]
+                return line, called if is_function else ""
+            called = code.co_name
         frame = frame.f_back  # type: ignore[assignment]
-    return "", ""
+    return nearest

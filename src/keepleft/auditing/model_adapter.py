@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -117,6 +117,16 @@ class PaddingArgument:
         return keep_mask.sum(1) if self.form == "lengths" else keep_mask.long()
 
 
+class CallObserver(Protocol):
+    """Is told of every call, before it is made and after."""
+
+    def before_call(
+        self, function: Callable[..., Any], arguments: Mapping[str, Any], args: tuple[Any, ...]
+    ) -> None: ...
+
+    def after_call(self, out: Any) -> None: ...
+
+
 class ModelAdapter:
     """The audited target, the roles of its arguments, and the place of its output."""
 
@@ -149,6 +159,7 @@ class ModelAdapter:
             )
         self.num_parameters = sum(p.numel() for p in parameters)
         self.parameter_dims = frozenset(n for p in parameters for n in p.shape)
+        self.form = form
         self.facts = introspect(target, self.module)
         self.entry_point: Callable[..., Any] = (
             target if self.module is None else self.facts.entry_point or self.module
@@ -178,6 +189,7 @@ class ModelAdapter:
         self.seed = 0
         self.num_calls = 0
         self.model_seconds = 0.0  # spent in the model, forward and backward
+        self.observer: CallObserver | None = None
         self.mutates_inputs = False
         self.mutates_buffers = False
         self.buffer_snapshot: isolation.BufferSnapshot = []  # taken when a path is entered
@@ -647,6 +659,8 @@ class ModelAdapter:
             (value, value.clone()) for value in (*positional, *kwargs.values()) if isinstance(value, Tensor)
         ]
         self.num_calls += 1
+        if self.observer is not None:
+            self.observer.before_call(function, arguments, args)
         self._seed_rngs()
         try:
             bounds_check = isolation.BoundsCheck() if self.device.type == "cuda" else nullcontext()
@@ -670,6 +684,17 @@ class ModelAdapter:
             if not value.is_floating_point() or not value.isnan().any()
         ):
             self.mutates_inputs = True
+        if self.observer is not None:
+            self.observer.after_call(out)
+        return out
+
+    def call_method(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of a cache with the arguments themselves, so that it may change them."""
+        if self.observer is not None:
+            self.observer.before_call(method, {}, args)
+        out = method(*args)
+        if self.observer is not None:
+            self.observer.after_call(out)
         return out
 
     @contextmanager

@@ -107,7 +107,7 @@ class Selector:
 def selector(value: Any, batch: int, length: int) -> Selector | None:
     """For the first tensor with a time axis: (B, T, …) before any other layout, None where there is none."""
     found = _selector(value, batch, length)
-    return None if found is None else replace(found, code=_as_code(value, found.key_path))
+    return None if found is None else replace(found, code=as_code(value, found.key_path))
 
 
 def _selector(value: Any, batch: int, length: int) -> Selector | None:
@@ -129,25 +129,31 @@ def selectors(value: Any, batch: int, length: int, main: Selector | None) -> lis
     """For every tensor (B, T, …), or flat in the order of the main output."""
     by_time = main is not None and main.flat and main.batch_axis == 1
     return [
-        Selector(key_path, 1, 0, code=_as_code(value, key_path))
+        Selector(key_path, 1, 0, code=as_code(value, key_path))
         if tensor.shape[:2] == (batch, length)
         else Selector(
-            key_path, 0 if by_time else 1, 1 if by_time else 0, flat=True, code=_as_code(value, key_path)
+            key_path, 0 if by_time else 1, 1 if by_time else 0, flat=True, code=as_code(value, key_path)
         )
         for key_path, tensor in float_tensors(value)
         if tensor.dim() >= 2 and (tensor.shape[:2] == (batch, length) or tensor.shape[0] == batch * length)
     ]
 
 
-def _as_code(value: Any, key_path: tuple[Any, ...]) -> str:
+def as_code(value: Any, key_path: tuple[Any, ...]) -> str:
+    """The Python expression that follows a value to get to a part of it: .logits, [0]"""
     code = ""
     for key in key_path:
-        by_attribute = isinstance(key, str) and (
-            not isinstance(value, Mapping) or getattr(value, key, None) is value[key]
-        )
-        code += f".{key}" if by_attribute else f"[{key!r}]"
+        code += part_code(value, key)
         value = dict(named_parts(value))[key]
     return code
+
+
+def part_code(value: Any, key: Any) -> str:
+    """The same for one of its named parts."""
+    by_attribute = isinstance(key, str) and (
+        not isinstance(value, Mapping) or getattr(value, key, None) is value[key]
+    )
+    return f".{key}" if by_attribute else f"[{key!r}]"
 
 
 def find(value: Any, names: tuple[str, ...]) -> Any:

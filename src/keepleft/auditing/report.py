@@ -38,6 +38,7 @@ class Finding:
     line: str = ""  # the line of code, where it is known
     reproduce: str = ""  # a script that shows it
     also: tuple[str, ...] = ()  # further code paths with the same leak
+    also_in: tuple[str, ...] = ()  # further modules of the same class, with the same leak in the same line
 
     def __str__(self) -> str:
         location = f" in {self.module}" if self.module else ""
@@ -106,6 +107,8 @@ class AuditReport:
             lines.append(
                 f"   path: {finding.path}" + (f" (and {len(finding.also)} more)" if finding.also else "")
             )
+            if finding.also_in:
+                lines.append(f"   also in: {', '.join(finding.also_in)}")
             if finding.line:
                 lines.append(f"   line: {finding.line}")
             if finding.reproduce:

@@ -22,6 +22,13 @@ Item = TypeVar("Item")
 PROBES = ("substitution", "gradient", "length", "magnitude", "poison")
 MAX_RECENT_OUTPUTS = 3
 MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
+LeakKey = tuple[str, str, str]  # kind, module, variant
+# kind → variants that one fault shows: what padding holds moves a token, so its amount does too
+SAME_CAUSE: dict[str, tuple[set[str], ...]] = {
+    "padding": ({"", "amount"},),
+    "future": ({"", "length"},),
+    "batch": ({"", "alone"}, {"", "masks"}, {"alone", "masks"}),
+}
 
 
 @dataclass
@@ -66,7 +73,7 @@ class AuditSession:
     # further lengths to try
     lengths: list[int] = field(default_factory=list)
     # what becomes the report
-    findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
+    findings: dict[LeakKey, Finding] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
@@ -186,20 +193,50 @@ class AuditSession:
     # -- results
 
     def add_finding(self, finding: Finding, variant: str = "") -> None:
-        """Record a leak; the same leak on a further path is added to the finding that is already there.
+        """Record a leak; the same leak on a further path, or in another module of the same code, is added to
+        the finding that is already there.
 
         variant: tells findings of one kind in one module apart.
         """
-        key = (finding.kind, finding.module, variant)
-        same_kind = [other_key for other_key in self.findings if other_key[0] == finding.kind]
-        # NaN spreads, and the first finding names the module where it begins
-        if same_kind and (finding.kind == "nan" or not finding.module):
-            key = same_kind[0]
-        if key not in self.findings:
-            self.findings[key] = finding
+        key = self._known_leak(finding, variant)
+        if key is None:
+            self.findings[finding.kind, finding.module, variant] = finding
             self.progress.report_finding(finding)
-        elif finding.path != (existing := self.findings[key]).path and finding.path not in existing.also:
-            self.findings[key] = replace(existing, also=(*existing.also, finding.path))
+            return
+        known = self.findings[key]
+        if finding.path != known.path and finding.path not in known.also:
+            known = replace(known, also=(*known.also, finding.path))
+        if finding.module not in ("", known.module, *known.also_in):
+            known = replace(known, also_in=(*known.also_in, finding.module))
+        self.findings[key] = replace(known, line=known.line or finding.line)
+
+    def _known_leak(self, finding: Finding, variant: str) -> LeakKey | None:
+        """The key of the finding that has the same cause; None where there is none."""
+        key = (finding.kind, finding.module, variant)
+        same_kind = {other: known for other, known in self.findings.items() if other[0] == finding.kind}
+        # NaN spreads, and the first finding names the module where it begins
+        if not same_kind or finding.kind == "nan":
+            return next(iter(same_kind), None)
+        if key in same_kind:
+            return key
+        if not finding.module:
+            # the faults of a loss and the operations on a cache are told apart by their variant alone
+            named_by_variant = finding.kind in ("labels", "cache")
+            return next((other for other in same_kind if other[2] == variant or not named_by_variant), None)
+        for other, known in same_kind.items():
+            if other[2] != variant and {other[2], variant} not in SAME_CAUSE.get(finding.kind, ()):
+                continue
+            if other[1] == finding.module and (finding.kind == "padding" or _lines_agree(finding, known)):
+                return other
+            is_same_code = finding.line and finding.line == known.line
+            if is_same_code and self._module_type(other[1]) is self._module_type(finding.module):
+                return other
+        return None
+
+    def _module_type(self, name: str) -> type | None:
+        """The class of a submodule."""
+        modules = {} if self.adapter.module is None else dict(self.adapter.module.named_modules())
+        return type(modules[name]) if name in modules else None
 
     def explain_future(self, cause: str, advices: Iterable[str]) -> None:
         """Add a likely cause to the first finding of the future, if its advice is one that says little:
@@ -285,3 +322,8 @@ class AuditSession:
             yield
         except CallError as error:
             self.skip(item, error)
+
+
+def _lines_agree(finding: Finding, other: Finding) -> bool:
+    """Are both in the same line, or is that of one not known?"""
+    return not finding.line or not other.line or finding.line == other.line

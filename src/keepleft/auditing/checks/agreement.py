@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import interventions, localize, rounding
-from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
-from keepleft.auditing.checks.reproducer import script
+from keepleft.auditing.checks.findings import format_size, locate, locate_nan, make_probe, remedy
+from keepleft.auditing.checks.reproducer import nan_script, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.report import Finding
@@ -231,7 +231,7 @@ def _report_nan(
     row, reader = positions[int(nan_masks[n].long().argmax())].tolist()
     path_label = _path_label(session, path, call_pair, inputs)
     first_nan = outs[n].isnan().flatten(2).any(2).nonzero()[0].tolist()
-    name = localize.first_nan_module(adapter.module, make_probe(session, path, inputs, *first_nan))
+    name, line = locate_nan(session, make_probe(session, path, inputs, *first_nan))
     setting = (
         "where others of its row are padding"
         if inputs.keep_mask is not None or inputs.source_keep_mask is not None
@@ -250,15 +250,8 @@ def _report_nan(
             f"position {reader} of row {row} is NaN {setting}, through {name or adapter.name}; "
             f"{remedy('nan', '')}.",
             "comparison",
-            "",
-            script(
-                session,
-                path,
-                call_pair.first,
-                call_pair.second,
-                (int(call_pair.first_positions[0, 0]), int(call_pair.first_positions[0, 1])),
-                (row, reader),
-            ),
+            line,
+            nan_script(session, path, inputs, row, reader),
         )
     )
     return False

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from keepleft.auditing import localize, rounding
 from keepleft.auditing.cache_adapters import CacheCallables, CacheStepper, find_stepper
+from keepleft.auditing.checks.cache_scripts import CachedText, cache_script
 from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
 from keepleft.auditing.code_paths import CodePath
@@ -47,9 +48,20 @@ def cache(session: AuditSession, paths: Sequence[CodePath], callables: CacheCall
         for cache_kind in stepper.cache_kinds[:1] if session.essential else stepper.cache_kinds:
             with session.skip_on_error(f"cache, {cache_kind}, {path.label(2)}"):
                 for precision_path in dict.fromkeys([session.in_float64(path), path][: 1 + thorough]):
+                    trial = CacheTrial(session, stepper, cache_kind, precision_path, thorough)
                     with adapter.on_path(precision_path):
-                        if not CacheTrial(session, stepper, cache_kind, precision_path, thorough).run():
-                            break
+                        agrees = trial.run()
+                    trial.report(callables)
+                    if not agrees:
+                        break
+
+
+class _Mismatch(NamedTuple):
+    """A finding, its variant, and the row of the batch that shows it."""
+
+    finding: Finding
+    row: int
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,23 @@ class CacheTrial:
     cache_kind: str
     path: CodePath
     thorough: bool
+    texts: list[CachedText] = field(default_factory=list)  # all that were read
+    mismatches: list[_Mismatch] = field(default_factory=list)  # at most one
+
+    def report(self, callables: CacheCallables) -> None:
+        """Report what was found, with a script: the calls are made again, on the path entered anew."""
+        for mismatch in self.mismatches:
+            finding = mismatch.finding
+            code = cache_script(
+                self.session,
+                self.path,
+                callables,
+                self.texts,
+                mismatch.row,
+                finding.reader or 0,
+                finding.size,
+            )
+            self.session.add_finding(replace(finding, reproduce=code), mismatch.variant)
 
     def run(self) -> bool:
         """Sequences in several chunkings, longer ones before shorter ones, and then what a cache can do
@@ -161,9 +190,25 @@ class CacheTrial:
         for n, chunk_size in enumerate(chunk_sizes):
             output, state = self.stepper.step(inputs, start, chunk_size, state, self.cache_kind, self.path)
             if not self.chunk_matches(full_output, output, inputs, start, chunk_size, chunk_sizes[: n + 1]):
+                self.texts.append(self.chunked_text(inputs, chunk_sizes[: n + 1]))
                 return False
             start += chunk_size
+        self.texts.append(self.chunked_text(inputs, chunk_sizes))
         return True
+
+    def chunked_text(self, inputs: Inputs, chunk_sizes: list[int]) -> CachedText:
+        """A text in pieces of these sizes, to be read again."""
+
+        def decode() -> Tensor:
+            state = None
+            for n, chunk_size in enumerate(chunk_sizes):
+                output, state = self.stepper.step(
+                    inputs, sum(chunk_sizes[:n]), chunk_size, state, self.cache_kind, self.path
+                )
+            return output
+
+        comment = f"in pieces of {_format_sizes(chunk_sizes)}, with {self.cache_kind}"
+        return CachedText(inputs, decode, comment, sum(chunk_sizes))
 
     def chunk_matches(
         self,
@@ -201,21 +246,23 @@ class CacheTrial:
         reader = span.start + n
         location, line = self.locate_difference(inputs, chunk_sizes, row, reader)
         relative = float(change[row, n]) / scale
-        session.add_finding(
-            Finding(
-                "cache",
-                reader,
-                start,
-                relative,
-                path_label,
-                location.module,
-                f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, "
-                "differs from one pass "
-                f"{format_size(relative)}, through {location.module or session.adapter.name}; "
-                f"{remedy('cache', location.module_kind)}.",
-                "comparison",
-                line,
-                self.reproducer(inputs, chunk_sizes, reader),
+        self.mismatches.append(
+            _Mismatch(
+                Finding(
+                    "cache",
+                    reader,
+                    start,
+                    relative,
+                    path_label,
+                    location.module,
+                    f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a "
+                    f"cache{note}, differs from one pass "
+                    f"{format_size(relative)}, through {location.module or session.adapter.name}; "
+                    f"{remedy('cache', location.module_kind)}.",
+                    "comparison",
+                    line,
+                ),
+                row,
             )
         )
         return False
@@ -253,6 +300,7 @@ class CacheTrial:
             make_probe(self.session, self.path, inputs, row, reader),
             chunk_probe,
             rounding.tolerance(self.session, self.path),
+            in_own_methods=True,  # positions, masks and pasts go wrong where they are made
         )
 
     def check_reorder(self) -> bool:
@@ -260,19 +308,19 @@ class CacheTrial:
         adapter = self.session.adapter
         inputs = adapter.make_inputs(2, seed=160)
         prefix_length = adapter.length - 4
-        _, state = self.stepper.step(inputs, 0, prefix_length, None, self.cache_kind, self.path)
         rows = torch.tensor([1, 0])
-        state = self.stepper.reorder(state, rows)
-        if state is None:
-            return True
         reordered = inputs.select_rows(rows)
-        output, _ = self.stepper.step(reordered, prefix_length, 1, state, self.cache_kind, self.path)
-        full_output = adapter.run(reordered, self.path)
-        actual = _align_shape(output, full_output, 1)
-        change = rounding.max_change(full_output[:, prefix_length : prefix_length + 1], actual).cpu()
-        scale = rounding.scale(full_output)
+
+        def decode() -> Tensor | None:
+            _, state = self.stepper.step(inputs, 0, prefix_length, None, self.cache_kind, self.path)
+            state = self.stepper.reorder(state, rows)
+            if state is None:
+                return None
+            return self.stepper.step(reordered, prefix_length, 1, state, self.cache_kind, self.path)[0]
+
         return self.matches_full_pass(
-            float(change.max()) / scale,
+            reordered,
+            decode,
             prefix_length,
             "rows in another order",
             "its rows were put into another order, the cache still has them as they were",
@@ -288,17 +336,17 @@ class CacheTrial:
         inputs = adapter.make_inputs(2, seed=190)
         is_draft = (torch.arange(inputs.tokens.shape[1]) >= half)[None]
         draft = inputs.blend(adapter.resample(inputs, 191), is_draft)
-        _, state = self.stepper.step(draft, 0, 2 * half, None, self.cache_kind, self.path)
-        state = self.stepper.crop(state, half)
-        if state is None:
-            return True
-        output, _ = self.stepper.step(inputs, half, 1, state, self.cache_kind, self.path)
-        full_output = adapter.run(inputs, self.path)[:, half : half + 1]
-        relative = float(
-            rounding.max_change(full_output, _align_shape(output, full_output, 1)).max()
-        ) / rounding.scale(full_output)
+
+        def decode() -> Tensor | None:
+            _, state = self.stepper.step(draft, 0, 2 * half, None, self.cache_kind, self.path)
+            state = self.stepper.crop(state, half)
+            if state is None:
+                return None
+            return self.stepper.step(inputs, half, 1, state, self.cache_kind, self.path)[0]
+
         return self.matches_full_pass(
-            relative,
+            inputs,
+            decode,
             half,
             f"cut back from {2 * half} to {half}",
             f"it was cut back from {2 * half} positions to {half}, the cache still knows of the others",
@@ -306,46 +354,47 @@ class CacheTrial:
         )
 
     def matches_full_pass(
-        self, relative: float, reader: int, operation: str, fault: str, advice: str
+        self,
+        inputs: Inputs,
+        decode: Callable[[], Tensor | None],
+        reader: int,
+        operation: str,
+        fault: str,
+        advice: str,
     ) -> bool:
         """Is the step after an operation on the cache the same as in a full pass? If not, report it.
 
-        fault, advice: two parts of the message.
+        decode: gives the output of that step; None where there is no method for the operation. fault, advice:
+        two parts of the message.
         """
+        output = decode()
+        if output is None:
+            return True
+        full_output = self.session.adapter.run(inputs, self.path)
+        expected = full_output[:, reader : reader + 1]
+        change = rounding.max_change(expected, _align_shape(output, full_output, 1)).cpu()
+        relative = float(change.max()) / rounding.scale(full_output)
         path_label = self.session.record_path(self.path, 2, reader + 1) + f", {self.cache_kind}, {operation}"
         if relative <= rounding.tolerance(self.session, self.path):
             return True
-        self.session.add_finding(
-            Finding(
-                "cache",
-                reader,
-                None,
-                relative,
-                path_label,
-                "",
-                f"after {fault}: the next step differs {format_size(relative)}; {advice}.",
-                "comparison",
-            ),
-            operation.partition(" ")[0],
+        self.texts.append(CachedText(inputs, cast(Callable[[], Tensor], decode), operation, reader + 1))
+        self.mismatches.append(
+            _Mismatch(
+                Finding(
+                    "cache",
+                    reader,
+                    None,
+                    relative,
+                    path_label,
+                    "",
+                    f"after {fault}: the next step differs {format_size(relative)}; {advice}.",
+                    "comparison",
+                ),
+                int(change.flatten().argmax()),
+                operation.partition(" ")[0],
+            )
         )
         return False
-
-    def reproducer(self, inputs: Inputs, chunk_sizes: list[int], reader: int) -> str:
-        if inputs.tokens.is_floating_point():
-            return ""
-        setup = (
-            ""
-            if inputs.keep_mask is None
-            else f"keep = torch.tensor({inputs.keep_mask.long().tolist()})  # 0: padding\n"
-        )
-        setup += (
-            "" if inputs.positions is None else f"positions = torch.tensor({inputs.positions.tolist()})\n"
-        )
-        return (
-            f"a = torch.tensor({inputs.tokens.tolist()})\n{setup}# in one pass, then in pieces of "
-            f"{_format_sizes(chunk_sizes)} from a "
-            f"cache: the scores at position {reader} must be the same up to rounding"
-        )
 
 
 def _align_shape(output: Tensor, full_output: Tensor, chunk_size: int) -> Tensor:

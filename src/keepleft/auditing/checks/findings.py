@@ -128,9 +128,17 @@ def make_probe(
 
 
 def locate(
-    session: AuditSession, first: localize.Probe, second: localize.Probe, tolerance: float = 0.0
+    session: AuditSession,
+    first: localize.Probe,
+    second: localize.Probe,
+    tolerance: float = 0.0,
+    *,
+    in_own_methods: bool = False,
 ) -> tuple[localize.Location, str]:
-    """The module where two calls begin to differ, and the line of code; empty where they are not known."""
+    """The module where two calls begin to differ, and the line of code; empty where they are not known.
+
+    in_own_methods: the line in the methods of the module, rather than in a function that they call.
+    """
     adapter = session.adapter
     try:
         location = localize.locate(adapter.module, first, second, tolerance)
@@ -139,8 +147,19 @@ def locate(
     if adapter.module is None:
         return location, ""
     return location, localize.source_line(
-        localize.submodule(adapter.module, location.module), first, second, tolerance
+        localize.submodule(adapter.module, location.module),
+        first,
+        second,
+        tolerance,
+        in_own_methods=in_own_methods,
     )
+
+
+def locate_nan(session: AuditSession, probe: localize.Probe) -> tuple[str, str]:
+    """The module where NaN begins, and the line of code; empty where they are not known."""
+    module = session.adapter.module
+    name = localize.first_nan_module(module, probe)
+    return name, "" if module is None else localize.nan_line(localize.submodule(module, name), probe)
 
 
 def add_nan_finding(
@@ -157,7 +176,7 @@ def add_nan_finding(
     if path_note:
         path_label += f", {path_note}"
     probe = make_probe(session, path, inputs, row, reader)
-    module = localize.first_nan_module(session.adapter.module, probe)
+    module, line = locate_nan(session, probe)
     session.add_finding(
         Finding(
             "nan",
@@ -169,6 +188,8 @@ def add_nan_finding(
             f"position {reader} of row {row} is NaN {when}, through {module or session.adapter.name}; "
             f"{remedy('nan', '')}.",
             "forward",
+            line,
+            reproducer.nan_script(session, path, inputs, row, reader),
         )
     )
 

@@ -14,7 +14,10 @@ from keepleft.auditing import isolation, outputs, rounding
 from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import format_size, remedy
+from keepleft.auditing.checks.label_scripts import LossScripts
+from keepleft.auditing.checks.reproducer import constant_script, script
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.localize import loss_line
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.report import Finding
@@ -23,6 +26,7 @@ from keepleft.nn.loss import IGNORE_INDEX
 
 MAX_LENGTH = 300  # of the longest sequence that is tried
 IGNORED_TOLERANCE = 1e-4  # of the loss
+MAX_RESIDUAL = 0.01  # of the loss's change that logits leave unexplained
 
 
 @dataclass(frozen=True)
@@ -194,13 +198,17 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
     batch_size, length = inputs.tokens.shape[:2]
     new_labels = adapter.sampler.resample(inputs.tokens, 184)
 
-    def logits_for(labels: Tensor) -> Tensor:
+    def arguments_for(labels: Tensor) -> dict[str, Any]:
         arguments = adapter.arguments(inputs.but(labels=labels), path)
         del arguments[adapter.main_argument]
+        return arguments
+
+    def run_for(labels: Tensor) -> Any:
         with torch.no_grad():
-            return adapter.select_output(
-                adapter.invoke(adapter.entry_point, arguments), batch_size, length
-            ).detach()
+            return adapter.invoke(adapter.entry_point, arguments_for(labels))
+
+    def logits_for(labels: Tensor) -> Tensor:
+        return adapter.select_output(run_for(labels), batch_size, length).detach()
 
     try:
         base_logits = logits_for(inputs.tokens)
@@ -216,6 +224,7 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
         path_label = session.record_path(path, batch_size, length)
         if size > rounding.MAX_ROUNDING_ULPS * torch.finfo(base_logits.dtype).eps:
             reader = int(relative.argmax())
+            outs = [run_for(labels) for labels in (inputs.tokens, changed_labels)]
             session.add_finding(
                 Finding(
                     "labels",
@@ -229,6 +238,13 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
                     "shift labels to the right, behind a start token, before they become the decoder's "
                     "input.",
                     "labels",
+                    "",
+                    loss_scripts(session, path).output_change(
+                        arguments_for(inputs.tokens),
+                        arguments_for(changed_labels),
+                        outs,
+                        [adapter.select_output(out, batch_size, length)[:, : position + 1] for out in outs],
+                    ),
                 ),
                 "fed",
             )
@@ -268,9 +284,15 @@ class LabelLossProbe:
         if len(self.label_values.unique()) < 4:
             raise CallError("there are too few words to tell labels apart")
         self.path_label = path.label(self.batch_size, self.length)
+        self.scripts = loss_scripts(session, path)
 
     def record_comparison(self) -> None:
         self.session.record_path(self.path, self.batch_size, self.length)
+
+    def script_arguments(self, base_labels: Tensor) -> tuple[Inputs, Tensor]:
+        """The inputs with labels in them, and these labels."""
+        labels = base_labels.clone()
+        return self.label_argument.with_labels(self.inputs, labels), labels
 
     def losses_at(self, base_labels: Tensor, row: int, position: int) -> Tensor:
         """(n,): the loss with each of several values for one label."""
@@ -288,14 +310,15 @@ class LabelLossProbe:
         session = self.session
         shift = self.label_argument.shift
         losses = self.losses_at(base_labels, row, position)
-        match = _match_losses(losses, -self.logprobs[:, :, self.label_values])
+        match = _match_losses(losses, -self.logprobs[:, :, self.label_values], (row, position - shift))
         if match is None:
             unpredictable = position < shift  # no logits come before it
             if unpredictable and (not losses.isfinite().all() or _is_constant(losses)):
                 return 1.0
             if not losses.isfinite().all():
                 # it may be the only label, and ignored: the mean of nothing is NaN
-                losses = self.losses_at(self.inputs.tokens, row, position)
+                base_labels = self.inputs.tokens
+                losses = self.losses_at(base_labels, row, position)
             if losses.isfinite().all() and _is_constant(losses):
                 self.record_comparison()
                 session.add_finding(
@@ -309,6 +332,10 @@ class LabelLossProbe:
                         f"the label at position {position} is judged by nothing: "
                         f"the loss is the same whatever it is; {remedy('labels', '')}.",
                         "labels",
+                        _loss_line(session, self.path, self.label_argument),
+                        self.scripts.constant(
+                            *self.script_arguments(base_labels), (row, position), self.label_values.tolist()
+                        ),
                     ),
                     "unjudged",
                 )
@@ -333,10 +360,20 @@ class LabelLossProbe:
                     _misalignment_message(row, position, logits_row, logits_position, shift)
                     + f"; {remedy('labels', '')}.",
                     "labels",
+                    _loss_line(session, self.path, self.label_argument),
+                    self.misalignment_script(base_labels, row, position),
                 )
             )
             return None
         return weight
+
+    def misalignment_script(self, base_labels: Tensor, row: int, position: int) -> str:
+        scores = position - self.label_argument.shift
+        at = (row, position)
+        values = self.label_values.tolist()
+        if scores >= 0:
+            return self.scripts.residual(*self.script_arguments(base_labels), at, values, scores)
+        return self.scripts.spread(*self.script_arguments(self.inputs.tokens), at, values)
 
     def check_all_labels(self) -> bool:
         """All labels at once: the loss must follow the sum of their negative log-likelihoods. Where it does
@@ -353,7 +390,7 @@ class LabelLossProbe:
             dtype=torch.float64,
         )
         nlls = torch.stack([self._nll(labels)[:, shift:].sum() for labels in label_sets])
-        if _match_losses(losses, nlls[None, None]) is not None:
+        if _match_losses(losses, nlls[None, None], (0, 0)) is not None:
             self.record_comparison()
             return True
         return all(
@@ -433,6 +470,13 @@ def _labels_aligned(
                     f"labels of {IGNORE_INDEX} are counted: one real label weighs {weight:.3g} instead of "
                     "1, so padding thins the loss; divide by the number of labels that are judged.",
                     "labels",
+                    _loss_line(session, path, label_argument),
+                    probe.scripts.weight(
+                        *probe.script_arguments(base_labels),
+                        (row, min(position, length - 1)),
+                        probe.label_values.tolist(),
+                        min(position, length - 1) - label_argument.shift,
+                    ),
                 ),
                 "ignored",
             )
@@ -470,6 +514,10 @@ def _ignored_row_is_free(session: AuditSession, path: CodePath, label_argument: 
             f"labels of {IGNORE_INDEX} are counted: the loss moves by {moves[0]:.2g} of itself with the "
             "tokens of a row that has no other labels; leave out what is ignored before anything is summed.",
             "labels",
+            _loss_line(session, path, label_argument),
+            loss_scripts(session, path).difference(
+                label_argument.with_labels(inputs, few), label_argument.with_labels(changed, few)
+            ),
         ),
         "ignored",
     )
@@ -507,6 +555,8 @@ def _check_isolated_labels(
                 f"the label at position {missed[0]} is judged by nothing: the loss is the same whatever it "
                 f"is; {remedy('labels', '')}.",
                 "labels",
+                _loss_line(session, path, label_argument),
+                constant_script(session, path, inputs, missed[0], int(adapter.sampler.pool[-1])),
             ),
             "unjudged",
         )
@@ -516,7 +566,9 @@ def _check_isolated_labels(
     position = length // 2
     changed = inputs.blend(adapter.resample(inputs, 189), (torch.arange(length) == position)[None])
     new_losses = adapter.run(changed, path)[..., 0]
-    if bool((new_losses[:, position] != losses[0][:, position]).any()):
+    moved = new_losses[:, position] != losses[0][:, position]
+    if bool(moved.any()):
+        at = (int(moved.long().argmax()), position)
         session.add_finding(
             Finding(
                 "labels",
@@ -527,6 +579,8 @@ def _check_isolated_labels(
                 "",
                 _misalignment_message(0, position, 0, position, shift) + f"; {remedy('labels', '')}.",
                 "labels",
+                _loss_line(session, path, label_argument),
+                script(session, path, inputs, changed, at, at),
             )
         )
 
@@ -591,9 +645,11 @@ def _is_constant(losses: Tensor) -> bool:
     return float(losses.max() - losses.min()) < 1e-9
 
 
-def _match_losses(losses: Tensor, nlls: Tensor) -> tuple[int, int, float] | None:
+def _match_losses(losses: Tensor, nlls: Tensor, expected: tuple[int, int]) -> tuple[int, int, float] | None:
     """Which negative log-likelihoods (B, T, n) do n losses follow, up to a factor and a constant? Returns the
     row, the position and the factor, the weight of the label; None where none fits.
+
+    expected: the place that is preferred where several fit, as positions that see the same give the same.
     """
     if not losses.isfinite().all():
         return None
@@ -603,9 +659,13 @@ def _match_losses(losses: Tensor, nlls: Tensor) -> tuple[int, int, float] | None
     x = nlls - nlls.mean(-1, keepdim=True)
     weight = (x * y).sum(-1) / (x * x).sum(-1).clamp(min=1e-30)
     residual = (y - weight[..., None] * x).abs().amax(-1) / y.abs().max()
-    best = int(torch.where(weight > 0, residual, torch.inf).argmin())
-    row, position = divmod(best, nlls.shape[1])
-    return (row, position, float(weight[row, position])) if float(residual[row, position]) < 0.01 else None
+    residual = torch.where(weight > 0, residual, torch.inf)
+    row, position = expected
+    if position < 0 or residual[row, position] >= MAX_RESIDUAL:
+        row, position = divmod(int(residual.argmin()), nlls.shape[1])
+    if residual[row, position] >= MAX_RESIDUAL:
+        return None
+    return row, position, float(weight[row, position])
 
 
 def _check_accumulation(session: AuditSession, path: CodePath) -> None:
@@ -622,14 +682,10 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
     extra = {count_argument: torch.tensor(int((labels[:, 1:] != IGNORE_INDEX).sum()))}
     full_loss = _scalar_loss(logits_and_loss(adapter, inputs.but(labels=labels, extra=extra), path)[1])
     row_slices = [slice(n, n + 1) for n in range(2)]
-    row_losses = [
-        _scalar_loss(
-            logits_and_loss(
-                adapter, inputs.select_rows(row_slice).but(labels=labels[row_slice], extra=extra), path
-            )[1]
-        )
-        for row_slice in row_slices
+    parts = [
+        inputs.select_rows(row_slice).but(labels=labels[row_slice], extra=extra) for row_slice in row_slices
     ]
+    row_losses = [_scalar_loss(logits_and_loss(adapter, part, path)[1]) for part in parts]
     relative_error = abs(float(full_loss) - float(sum(row_losses))) / max(abs(float(full_loss)), 1e-12)
     if relative_error > 1e-3:
         session.add_finding(
@@ -644,6 +700,8 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
                 f"{float(sum(row_losses)):.4g}, the large one gives {float(full_loss):.4g}; divide the "
                 f"summed loss by {count_argument}, and by nothing else.",
                 "labels",
+                loss_line(lambda: adapter.run_raw(parts[0], path)),
+                loss_scripts(session, path).sum_of_parts(inputs.but(labels=labels, extra=extra), parts),
             ),
             "accumulation",
         )
@@ -652,7 +710,22 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
 def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tuple[Tensor, Any]:
     """The logits, and the loss as the model gives it: one number, one for each label, or None."""
     with torch.no_grad():
-        out = adapter.run_raw(inputs, path)
+        return _find_logits_and_loss(adapter, adapter.run_raw(inputs, path), inputs)
+
+
+def _loss_line(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> str:
+    """The line of code that computes the loss, where it is known."""
+    inputs = session.adapter.make_inputs(2, seed=180)
+    given = label_argument.with_labels(inputs, inputs.tokens)
+    return loss_line(lambda: session.adapter.run_raw(given, path))
+
+
+def loss_scripts(session: AuditSession, path: CodePath) -> LossScripts:
+    return LossScripts(session, path, lambda out, inputs: _find_logits_and_loss(session.adapter, out, inputs))
+
+
+def _find_logits_and_loss(adapter: ModelAdapter, out: Any, inputs: Inputs) -> tuple[Tensor, Any]:
+    """The same, in what a call has returned."""
     batch_size, length = inputs.tokens.shape[:2]
     logits = adapter.select_output(out, batch_size, length)
     floats = [tensor for _, tensor in outputs.float_tensors(out)]

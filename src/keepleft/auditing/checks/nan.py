@@ -11,11 +11,13 @@ from torch import Tensor
 from keepleft.auditing import localize
 from keepleft.auditing.checks.findings import add_nan_finding, remedy
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
+from keepleft.auditing.checks.reproducer import gradient_script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
+DIRECTION_SEED = 3  # of the random loss whose gradients are taken
 LONG_LENGTH = 192  # tokens: a product of so many factors of one half underflows in single precision
 
 
@@ -152,9 +154,8 @@ def _check_backward(
         with torch.enable_grad():
             out = adapter.select_output(adapter.run_raw(inputs, path), *inputs.tokens.shape[:2])
             real_output = out[real_mask.to(out.device)]
-            direction = torch.randn(real_output.shape, generator=torch.Generator().manual_seed(3)).to(
-                real_output
-            )
+            rng = torch.Generator().manual_seed(DIRECTION_SEED)
+            direction = torch.randn(real_output.shape, generator=rng).to(real_output)
             return (real_output * direction).sum()
 
     value = loss()
@@ -191,6 +192,8 @@ def _check_backward(
             f"{name or adapter.name}; {remedy('nan', '')}, and choose between values before they are "
             "computed, not after.",
             "gradient",
+            "",
+            gradient_script(session, path, inputs, real_mask, DIRECTION_SEED),
         ),
         "backward",
     )

@@ -12,7 +12,9 @@ from torch import Tensor
 from keepleft.auditing import outputs
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import add_nan_finding
+from keepleft.auditing.checks.label_scripts import LossScripts
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.localize import loss_line
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession, RunCache
@@ -128,6 +130,14 @@ def _check_loss_at_borders(
     inputs = packing_arguments.pack(adapter.make_inputs(1, seed=95), [row])
     start = row.starts[1]
     losses = []
+    scripts = LossScripts(
+        session,
+        path,
+        lambda out, inputs: (
+            adapter.select_output(out, *inputs.tokens.shape[:2]),
+            outputs.find(out, ("loss", "lm_loss")),
+        ),
+    )
     with adapter.on_path(path):
         for label in inputs.tokens[0, :2].tolist():
             labels = inputs.tokens.clone()
@@ -142,6 +152,11 @@ def _check_loss_at_borders(
             ):
                 return
             losses.append(float(loss))
+        code = line = ""
+        if losses[0] != losses[1]:
+            line = loss_line(lambda: adapter.run_raw(inputs.but(labels=labels), path))
+            values = inputs.tokens[0, :2].tolist()
+            code = scripts.spread(inputs.but(labels=labels), labels, (0, start), values)
     session.record_path(path, 1, adapter.length)
     if losses[0] == losses[1]:
         return
@@ -156,6 +171,8 @@ def _check_loss_at_borders(
             f"the label at position {start}, where a text begins, is judged by position {start - 1}, where "
             "its neighbour ends: the loss crosses the border; give the first label of each text -100.",
             "labels",
+            line,
+            code,
         ),
         "border",
     )

@@ -176,14 +176,21 @@ class _StressPair:
                 second_context=context,
                 before=before,
             )
-        if self.base.tokens.is_floating_point() or self.mask is None:
+        if self.mask is None:
             return ""
-        tokens = literal(self.base.tokens)
+        if self.base.tokens.is_floating_point():
+            assert self.hook is not None
+            replaced = self.base.but(tokens=self.hook(self.base.tokens))
+            return script(session, path, self.base, replaced, at, at)
+        is_time_first = session.adapter.time_axis == 0
+        tokens, mask = (
+            literal(value.transpose(0, 1) if is_time_first else value)
+            for value in (self.base.tokens, self.mask)
+        )
         value = "None" if self.value is None else f'float("{self.value}")'
         before = (
             "from keepleft.auditing.interventions import EmbeddingHook, poison_hook\n"
-            f"replaced = {literal(self.mask)}\n"
-            f"hook = EmbeddingHook({tokens}, poison_hook(replaced, {value}))"
+            f"hook = EmbeddingHook({tokens}, poison_hook({mask}, {value}))"
         )
         return script(session, path, self.base, self.new, at, at, second_context="hook", before=before)
 
