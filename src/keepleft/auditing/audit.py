@@ -19,6 +19,7 @@ from keepleft.auditing.cache_adapters import CacheCallables
 from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.checks.findings import remedy
+from keepleft.auditing.checks.padded_loss import check_padded_loss
 from keepleft.auditing.code_paths import (
     BUDGETS,
     ESSENTIAL,
@@ -248,7 +249,7 @@ def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> 
         "future": lambda: future.future(session, paths),
         "batch": lambda: batch.batch(session, main_paths, all_paths),
         "nan": lambda: nan.nan(session, main_paths, all_paths),
-        "padding": lambda: padding.padding(session, main_paths, all_paths),
+        "padding": lambda: _check_padding(session, main_paths, all_paths),
         "packing": lambda: packing.packing(session, main_paths),
         "cache": lambda: cache.cache(session, main_paths, cache_callables),
         "labels": lambda: labels.labels(session, label_paths),
@@ -260,6 +261,15 @@ def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> 
         _run_check(session, name, run_check)
         if session.progress.is_last_pass:
             session.progress.end_check(*session.outcome(name))
+
+
+def _check_padding(
+    session: AuditSession, main_paths: Sequence[CodePath], all_paths: Sequence[CodePath]
+) -> None:
+    """Of outputs, and of the loss that the model gives itself."""
+    padding.padding(session, main_paths, all_paths)
+    for path in session.within_budget(main_paths[:2], "padding, the loss"):
+        check_padded_loss(session, path)
 
 
 def _run_check(session: AuditSession, name: str, run_check: Callable[[], None]) -> None:

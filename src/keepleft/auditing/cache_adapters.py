@@ -79,21 +79,21 @@ class CacheStepper:
     accepts_mask_and_positions: bool = False
     single_token: bool = False  # one token at a time only
     # as the last step left them: full passes in between change nothing of what the next sequence meets
-    buffers: isolation.BufferSnapshot = field(default_factory=list)
+    kept_state: isolation.StateSnapshot = field(default_factory=list)
 
     def step(
         self, inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
     ) -> tuple[Tensor, Any]:
         """Logits of the tokens from start to start + size, and the new state; None as state starts anew."""
-        snapshot = self.adapter.buffer_snapshot
-        self.adapter.buffer_snapshot = []  # a cache may be kept in buffers: they stay as a step leaves them
-        isolation.restore_buffers(self.buffers)
+        snapshot = self.adapter.state_snapshot
+        self.adapter.state_snapshot = []  # a cache may be kept in buffers: they stay as a step leaves them
+        isolation.restore_state(self.kept_state)
         try:
             with torch.no_grad():
                 return self.step_fn(inputs, start, size, state, cache_kind, path)
         finally:
-            self.buffers = isolation.snapshot_buffers(self.adapter.module)
-            self.adapter.buffer_snapshot = snapshot
+            self.kept_state = self.adapter.snapshot_state()
+            self.adapter.state_snapshot = snapshot
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
         """The state with its rows in another order; None where there is no method for it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from keepleft.nn.loss import IGNORE_INDEX
 
+TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # -- limits ------------------------------------------------------------------------------------
 
 
@@ -205,7 +208,7 @@ def preserve_state(module: nn.Module | None) -> Iterator[None]:
             submodule._buffers.update(buffers)
             submodule._non_persistent_buffers_set.clear()
             submodule._non_persistent_buffers_set.update(non_persistent)
-        restore_buffers(snapshot)
+        restore_state(snapshot)
 
 
 @dataclass
@@ -231,10 +234,70 @@ class SavedBuffer:
         return is_replaced or is_written
 
 
-BufferSnapshot = list[SavedBuffer]
+@dataclass
+class SavedAttributes:
+    """What a module keeps beside its parameters and buffers, as it was: tensors, lists and dicts of them."""
+
+    owner: dict[str, Any]
+    values: dict[str, Any]
+    contents: list[tuple[Any, Any]]  # a container or tensor, and a copy of what it held
+
+    def restore(self) -> bool:
+        is_changed = self.owner.keys() != self.values.keys() or any(
+            self.owner[name] is not value for name, value in self.values.items()
+        )
+        if is_changed:
+            self.owner.clear()
+            self.owner.update(self.values)
+        for kept, copied in self.contents:
+            if isinstance(kept, Tensor):
+                if kept.shape == copied.shape and not torch.equal(kept, copied):
+                    with torch.no_grad():
+                        kept.copy_(copied)
+                    is_changed = True
+            elif len(kept) != len(copied) or _differ(kept, copied):
+                kept.clear()
+                kept.update(copied) if isinstance(kept, dict | set) else kept.extend(copied)
+                is_changed = True
+        return is_changed
 
 
-def snapshot_buffers(module: nn.Module | None) -> BufferSnapshot:
+def _differ(kept: Any, copied: Any) -> bool:
+    """Do two containers of one length hold different objects?"""
+    if isinstance(kept, dict):
+        return kept.keys() != copied.keys() or any(kept[key] is not value for key, value in copied.items())
+    if isinstance(kept, set):
+        return kept != copied
+    return any(a is not b for a, b in zip(kept, copied, strict=True))
+
+
+def _save_contents(value: Any, out: list[tuple[Any, Any]], depth: int = 3) -> None:
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        out.append((value, value.detach().clone()))
+    elif isinstance(value, dict | list | set | deque) and depth:
+        out.append((value, copy.copy(value)))
+        for item in value.values() if isinstance(value, dict) else value:
+            _save_contents(item, out, depth - 1)
+
+
+def snapshot_attributes(module: nn.Module) -> list[SavedAttributes]:
+    """Of all submodules; nothing of torch's own."""
+    out = []
+    for submodule in module.modules():
+        if isinstance(submodule, torch.jit.ScriptModule):
+            continue
+        contents: list[tuple[Any, Any]] = []
+        for name, value in vars(submodule).items():
+            if name not in TORCH_ATTRIBUTES:
+                _save_contents(value, contents)
+        out.append(SavedAttributes(vars(submodule), dict(vars(submodule)), contents))
+    return out
+
+
+StateSnapshot = Sequence[SavedBuffer | SavedAttributes]
+
+
+def snapshot_buffers(module: nn.Module | None) -> list[SavedBuffer]:
     return [
         SavedBuffer(submodule._buffers, name, buffer, buffer._version, buffer.detach().clone())
         for submodule in (module.modules() if module is not None else ())
@@ -243,8 +306,8 @@ def snapshot_buffers(module: nn.Module | None) -> BufferSnapshot:
     ]
 
 
-def restore_buffers(snapshot: BufferSnapshot) -> bool:
-    """Restore the buffers that have changed since, and say whether any had."""
+def restore_state(snapshot: StateSnapshot) -> bool:
+    """Restore the buffers and attributes that have changed since, and say whether any had."""
     changed = [saved.restore() for saved in snapshot]
     return any(changed)
 

@@ -192,7 +192,8 @@ class ModelAdapter:
         self.observer: CallObserver | None = None
         self.mutates_inputs = False
         self.mutates_buffers = False
-        self.buffer_snapshot: isolation.BufferSnapshot = []  # taken when a path is entered
+        self.keeps_state = False  # in attributes, from call to call: they are restored after each
+        self.state_snapshot: isolation.StateSnapshot = []  # taken when a path is entered
         # in training: dropout whose rate is no attribute; random numbers even without dropout
         self.has_functional_dropout = False
         self.random_in_training = False
@@ -677,7 +678,7 @@ class ModelAdapter:
         except BaseException as error:  # a model may even call sys.exit
             raise CallError(_summarize_error(error)) from error
         finally:
-            self.mutates_buffers = isolation.restore_buffers(self.buffer_snapshot) or self.mutates_buffers
+            self.mutates_buffers = isolation.restore_state(self.state_snapshot) or self.mutates_buffers
         if any(
             value.shape != snapshot.shape or not torch.equal(value, snapshot)
             for value, snapshot in snapshots
@@ -746,6 +747,13 @@ class ModelAdapter:
             f"{', '.join(map(str, shapes)) or type(out).__name__}; wrap it so that it returns (B, T, …)"
         )
 
+    def snapshot_state(self) -> isolation.StateSnapshot:
+        """What each call begins with again."""
+        if self.module is None:
+            return []
+        buffers = isolation.snapshot_buffers(self.module)
+        return [*isolation.snapshot_attributes(self.module), *buffers] if self.keeps_state else buffers
+
     @contextmanager
     def on_path(self, path: CodePath) -> Iterator[None]:
         """Put the model on a code path: mode, implementation, flag and dtype. Raises CallError where that
@@ -786,8 +794,8 @@ class ModelAdapter:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
             # innermost: what a call adds is removed before the weights are restored
             stack.enter_context(isolation.preserve_state(module))
-            stack.callback(setattr, self, "buffer_snapshot", self.buffer_snapshot)
-            self.buffer_snapshot = isolation.snapshot_buffers(module)
+            stack.callback(setattr, self, "state_snapshot", self.state_snapshot)
+            self.state_snapshot = self.snapshot_state()
             yield
 
 

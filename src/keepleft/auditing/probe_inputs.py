@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+Item = TypeVar("Item")
 MAX_SPECIAL_TOKENS = 4  # how many of the ids that a model names are tried
 
 
@@ -167,7 +169,7 @@ def single_source_perturbations(allowed: Tensor) -> list[Perturbation]:
     ]
 
 
-def first_middle_last(candidates: Sequence[Perturbation]) -> list[Perturbation]:
+def first_middle_last(candidates: Sequence[Item]) -> list[Item]:
     """The few that a large model has time for."""
     last = len(candidates) - 1
     return [candidates[n] for n in sorted({0, len(candidates) // 2, last})] if candidates else []

@@ -56,7 +56,7 @@ def cache_script(
             continue
         for full_first in (True, False):
             with suppress(UnwritableError, CallError), adapter.on_path(path):
-                adapter.buffer_snapshot = []  # a script restores no buffers
+                adapter.state_snapshot = []  # a script restores no buffers
                 transcript = CallTranscript(ScriptWriter(session, path), callables)
                 adapter.observer = transcript
                 try:

@@ -85,6 +85,20 @@ class LossScripts:
         total = codes[1] if len(parts) == 1 else f"({' + '.join(codes[1:])})"
         return writer.text([*lines, f"print(float(({codes[0]} - {total}).abs())){UP_TO_ROUNDING}"])
 
+    def double_difference(self, calls: Sequence[Inputs]) -> str:
+        """Between what one label contributes to the loss in two settings: (a - b) - (c - d)."""
+        try:
+            writer = ScriptWriter(self.session, self.path)
+            lines: list[str] = []
+            codes = []
+            for name, inputs in zip("abcd", calls, strict=True):
+                lines += writer.call(name, writer.arguments(inputs))
+                codes.append(self._loss_code(name, self._run(inputs), inputs))
+        except UnwritableError:
+            return ""
+        total = f"({codes[0]} - {codes[1]}) - ({codes[2]} - {codes[3]})"
+        return writer.text([*lines, f"print(float(({total}).abs())){UP_TO_ROUNDING}"])
+
     def output_change(
         self,
         first: Mapping[str, Any],

@@ -55,7 +55,7 @@ def padding(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequenc
             if is_source and path.mask != "absent":
                 continue  # a path's form of mask is that of the audited sequence
             skips_padding = positions_skip_padding(session, is_source)
-            for side in _padding_sides(padding_argument, is_source, skips_padding):
+            for side in padding_sides(padding_argument, is_source, skips_padding):
                 with (
                     session.skip_on_error(
                         f"padding, {path.label(3)}, on the {side}" + " of the source" * is_source
@@ -80,9 +80,7 @@ def positions_skip_padding(session: AuditSession, is_source: bool) -> bool:
     )
 
 
-def _padding_sides(
-    padding_argument: PaddingArgument, is_source: bool, skips_padding: bool
-) -> tuple[str, ...]:
+def padding_sides(padding_argument: PaddingArgument, is_source: bool, skips_padding: bool) -> tuple[str, ...]:
     """The sides that padding may be on. Sources are padded on the right, by convention."""
     if padding_argument.form == "lengths" or (is_source and not skips_padding):
         return ("right",)
@@ -108,7 +106,7 @@ def _check_sides(
     content_batches: tuple[int, ...] = (1, 2, 3, 5) if thorough else (1, 5)
     if session.essential:
         amount_batches = content_batches = (3,)
-    for side in _padding_sides(padding_argument, is_source, skips_padding):
+    for side in padding_sides(padding_argument, is_source, skips_padding):
         for amount in amounts:
             if amount < 0:
                 amount += adapter.source_length if is_source else adapter.length
