@@ -1,4 +1,4 @@
-"""The zoo's scoreboard: audit releases of several libraries, write OUT/NAME-VERSION.json and OUT/index.html.
+"""The zoo's scoreboard: audit releases of several libraries, write OUT/NAME-VERSION.json and OUT/scoreboard.html.
 
 python bench/scoreboard.py --install                      install all releases, audit them, write docs/zoo
 python bench/scoreboard.py --releases transformers-5.23.0 --workers 16 --out out/zoo
@@ -31,6 +31,7 @@ from zoo_releases import RELEASES, SHARED_FOLDER, SHARED_PACKAGES, Release
 TEMPLATE = Path(__file__).with_name("scoreboard.html")
 TOKENS_SHAPE = (2, 13)
 MODELS_FILE = "models.json"  # the tiny models that bench/confirm.py builds
+PAGE_FILE = "scoreboard.html"  # not index.html: the site makes that of zoo.md
 CONFIRMED_FILE = "confirmed.json"  # what it found
 RESULT_FILES = "*-[0-9]*.json"
 MAX_REASON = 300  # letters of why something was not checked
@@ -161,8 +162,8 @@ def audit_release(release: Release, options: Any) -> None:
     rows.sort(key=lambda row: row.name.lower())
     seconds = time.monotonic() - started
     write_results(options.out, release, [result_row(row) for row in rows], options.budget, seconds)
-    if not release.models:
-        write_models(options.out / f"{release.name}.models", [row.name for row in rows if row.findings])
+    if release == RELEASES[0]:
+        write_models(options.out / MODELS_FILE, release, [row.name for row in rows if row.findings])
 
 
 def result_row(row: Any) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def json_lines(results: dict[str, Any]) -> str:
     return f'{json.dumps(about, ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}\n'
 
 
-def write_models(path: Path, names: Iterable[str]) -> None:
+def write_models(path: Path, release: Release, names: Iterable[str]) -> None:
     """The configurations of tiny models and the shapes of their inputs: all that a check needs which shares no
     code with the audit.
     """
@@ -268,7 +269,7 @@ def write_models(path: Path, names: Iterable[str]) -> None:
             )
         except (UnbuildableError, TypeError, ValueError) as error:
             print(f"{name} is not in {path.name}: {error}", file=sys.stderr)
-    path.write_text(json_lines({"rows": models}), "utf-8")
+    path.write_text(json_lines({"release": release.name, "rows": models}), "utf-8")
 
 
 # -- the page ----------------------------------------------------------------------------------
@@ -284,11 +285,11 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_page(folder: Path) -> None:
-    """Write index.html: the template, with all results and confirmations inside."""
+    """Write the page: the template, with all results and confirmations inside."""
     confirmed_path = folder / CONFIRMED_FILE
     confirmed = json.loads(confirmed_path.read_text("utf-8")) if confirmed_path.exists() else {}
     data = {"releases": read_results(folder), "confirmed": confirmed}
-    (folder / "index.html").write_text(page_html(data), "utf-8")
+    (folder / PAGE_FILE).write_text(page_html(data), "utf-8")
 
 
 def page_html(data: dict[str, Any]) -> str:
