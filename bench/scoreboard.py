@@ -1,4 +1,4 @@
-"""The zoo's scoreboard: audit releases of several libraries, write OUT/NAME-VERSION.json and OUT/scoreboard.html.
+"""The zoo's scoreboard: audit releases of libraries, write OUT/NAME-VERSION.json and OUT/scoreboard.html.
 
 python bench/scoreboard.py --install                      install all releases, audit them, write docs/zoo
 python bench/scoreboard.py --releases transformers-5.23.0 --workers 16 --out out/zoo
@@ -21,13 +21,13 @@ from math import isfinite, log10
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from command_line import make_parser, parse_arguments
 from report import print_table, write_json
 from zoo_releases import RELEASES, SHARED_FOLDER, SHARED_PACKAGES, Release
 
+ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = Path(__file__).with_name("scoreboard.html")
 TOKENS_SHAPE = (2, 13)
 MODELS_FILE = "models.json"  # the tiny models that bench/confirm.py builds
@@ -116,7 +116,9 @@ def build_from_code(models: dict[str, str], name: str) -> tuple[Any, Any]:
     made: dict[str, Any] = {}
     exec(models[name], made)
     model = randomize_weights(made["model"], 0).eval()
-    tokens = torch.randint(5, 60, made.get("tokens", TOKENS_SHAPE), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        5, 60, made.get("tokens", TOKENS_SHAPE), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         model(tokens)
     return model, tokens
@@ -189,11 +191,9 @@ def result_row(row: Any) -> dict[str, Any]:
     return json_safe({name: value for name, value in out.items() if value not in ("", [], ())})
 
 
-def moves_picture(
-    claimed: Sequence[Sequence[bool]], measured: Sequence[Sequence[float]]
-) -> list[str]:
-    """A line for each reader, a letter for each source: `.` does not move it, a to j moves it by 1e-7 to 1 and
-    may, A to J moves it and must not; `~` and `!` for NaN.
+def moves_picture(claimed: Sequence[Sequence[bool]], measured: Sequence[Sequence[float]]) -> list[str]:
+    """A line for each reader, a letter for each source: `.` does not move it, a to j moves it by 1e-7 to 1
+    and may, A to J moves it and must not; `~` and `!` for NaN.
     """
     lines = []
     for allowed, sizes in zip(claimed, measured, strict=True):
@@ -213,12 +213,7 @@ def moves_picture(
 
 
 def write_results(
-    folder: Path,
-    release: Release,
-    rows: list[dict[str, Any]],
-    budget: str,
-    seconds: float,
-    problem: str = "",
+    folder: Path, release: Release, rows: list[dict[str, Any]], budget: str, seconds: float, problem: str = ""
 ) -> None:
     import torch
 
@@ -246,8 +241,8 @@ def json_lines(results: dict[str, Any]) -> str:
 
 
 def write_models(path: Path, release: Release, names: Iterable[str]) -> None:
-    """The configurations of tiny models and the shapes of their inputs: all that a check needs which shares no
-    code with the audit.
+    """The configurations of tiny models and the shapes of their inputs: all that a check needs
+    which shares no code with the audit.
     """
     from keepleft.auditing.zoo.tiny_models import UnbuildableError, tiny_model
 

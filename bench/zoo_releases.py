@@ -1,7 +1,7 @@
-"""The releases of the scoreboard: packages on PyPI, what they need, and how to build a tiny model of each kind.
+"""The releases of the scoreboard: packages on PyPI, what they need, and how to build a tiny model of each.
 
-A model is a piece of Python that makes `model`, and `tokens` where it does not take 13 of them. The scoreboard runs
-it, and shows it with each finding, so that a reader can run the very same.
+A model is a piece of Python that makes `model`, and the shape of `tokens` where it does not take 13 of them.
+The scoreboard runs it, and shows it with each finding, so that a reader can run the very same.
 """
 
 from __future__ import annotations
@@ -156,7 +156,14 @@ RELEASES = (
     Release(
         "torchtune",
         "0.6.1",
-        ("torchao==0.14.1", "torchdata==0.11.0", "omegaconf", "blobfile", "antlr4-python3-runtime==4.9.3", "tiktoken"),
+        (
+            "torchao==0.14.1",
+            "torchdata==0.11.0",
+            "omegaconf",
+            "blobfile",
+            "antlr4-python3-runtime==4.9.3",
+            "tiktoken",
+        ),
         {
             f"TransformerDecoder, {builder}": TORCHTUNE.format(
                 module=f"torchtune.models.{module}._component_builders", builder=builder, options=options
@@ -312,7 +319,8 @@ model = LocalTransformer(num_tokens=99, max_seq_len=64, dim=32, depth=2, dim_hea
         {
             "LongShortTransformer": """
 from long_short_transformer import LongShortTransformer
-model = LongShortTransformer(num_tokens=99, dim=32, depth=2, max_seq_len=64, heads=4, dim_head=8, window_size=4,
+model = LongShortTransformer(num_tokens=99, dim=32, depth=2, max_seq_len=64, heads=4, dim_head=8,
+    window_size=4,
     segment_size=4, r=2)
 """
         },
@@ -330,7 +338,8 @@ model = nn.Sequential(nn.Embedding(99, 32), Mamba(MambaConfig(d_model=32, n_laye
             "Mamba without the parallel scan": """
 from torch import nn
 from mambapy.mamba import Mamba, MambaConfig
-model = nn.Sequential(nn.Embedding(99, 32), Mamba(MambaConfig(d_model=32, n_layers=2, d_state=8, pscan=False)),
+model = nn.Sequential(nn.Embedding(99, 32), Mamba(MambaConfig(d_model=32, n_layers=2, d_state=8,
+    pscan=False)),
     nn.Linear(32, 99))
 """,
         },
@@ -455,12 +464,14 @@ model = PerformerLM(num_tokens=99, max_seq_len=64, dim=32, depth=2, heads=4, dim
         models={
             "RecurrentMemoryTransformer": """
 from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
-model = RecurrentMemoryTransformer(num_tokens=99, dim=32, depth=2, num_memory_tokens=4, seq_len=32, dim_head=8,
+model = RecurrentMemoryTransformer(num_tokens=99, dim=32, depth=2, num_memory_tokens=4, seq_len=32,
+    dim_head=8,
     heads=4)
 """,
             "RecurrentMemoryTransformer, causal memory": """
 from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
-model = RecurrentMemoryTransformer(num_tokens=99, dim=32, depth=2, num_memory_tokens=4, seq_len=32, dim_head=8,
+model = RecurrentMemoryTransformer(num_tokens=99, dim=32, depth=2, num_memory_tokens=4, seq_len=32,
+    dim_head=8,
     heads=4, memory_not_causal=False, use_xl_memories=False)
 """,
         },
@@ -489,7 +500,8 @@ tokens = (2, 16)
         models={
             "RoutingTransformerLM": """
 from routing_transformer import RoutingTransformerLM
-model = RoutingTransformerLM(num_tokens=99, dim=32, depth=2, max_seq_len=64, heads=4, dim_head=8, window_size=4,
+model = RoutingTransformerLM(num_tokens=99, dim=32, depth=2, max_seq_len=64, heads=4, dim_head=8,
+    window_size=4,
     causal=True)
 tokens = (2, 16)
 """
@@ -516,7 +528,7 @@ from sinkhorn_transformer import SinkhornTransformerLM
 model = SinkhornTransformerLM(num_tokens=99, dim=32, max_seq_len=64, depth=2, heads=4, bucket_size=4,
     causal=True)
 tokens = (2, 16)
-""",
+"""
         },
     ),
     Release(

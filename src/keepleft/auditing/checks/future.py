@@ -364,8 +364,8 @@ def _prefix_unchanged(
     long_inputs = adapter.make_inputs(1, long_length, seed=short_length + 40)
     short_inputs = long_inputs.select_positions(slice(short_length))
     session.record_path(path, 1, long_length)
-    # a second time if they differ: a model may keep a table (of rotary angles, say) that an earlier call filled
-    # in lower precision, and that only the longer sequence fills anew
+    # a second time if they differ: a model may keep a table (of rotary angles, say) that an earlier call
+    # filled in lower precision, and that only the longer sequence fills anew
     for _ in range(2):
         short_output = adapter.run(short_inputs, path)
         long_output = adapter.run(long_inputs, path)[:, :short_length]

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Library:
-    """A package whose models are audited. Its functions must be importable by name where processes are spawned."""
+    """A package whose models are audited.
+
+    Its functions must be importable by name where processes are spawned instead of forked.
+    """
 
     package: str
     build: Callable[[str], tuple[nn.Module, Any]]  # a tiny model and its example; raises UnbuildableError
