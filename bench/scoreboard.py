@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.install:
             install(releases[name], options.folder)
         audit_in_child(releases[name], options)
+        if releases[name] == RELEASES[0] and not options.only:
+            confirm_in_child(releases[name], options)
     write_page(options.out)
     rows = [
         {"release": results["release"], **results["counts"], "seconds": results["seconds"]}
@@ -97,13 +99,25 @@ def audit_in_child(release: Release, options: Any) -> None:
     command = [sys.executable, "-W", "ignore", __file__, "--in-process", release.name]
     command += ["--out", str(options.out), "--workers", str(options.workers), "--budget", options.budget]
     command += ["--limit", str(options.limit), *(["--only", *options.only] if options.only else [])]
-    import_path = [*release.import_path(options.folder.resolve()), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, import_path))}
-    environment |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = child_environment(release, options)
     ran = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     if ran.returncode:
         reason = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
         write_results(options.out, release, [], options.budget, 0.0, f"it could not be imported: {reason}")
+
+
+def child_environment(release: Release, options: Any) -> dict[str, str]:
+    """The environment of a process that imports a release."""
+    import_path = [*release.import_path(options.folder.resolve()), os.environ.get("PYTHONPATH", "")]
+    settings = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(filter(None, import_path))}
+
+
+def confirm_in_child(release: Release, options: Any) -> None:
+    """Confirm the findings of the newest release, by a script that shares no code with the audit."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("confirm.py"))]
+    command += ["--folder", str(options.out)]
+    subprocess.run(command, env=child_environment(release, options), check=False)
 
 
 def build_from_code(models: dict[str, str], name: str) -> tuple[Any, Any]:
