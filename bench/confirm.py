@@ -80,6 +80,10 @@ BY_DESIGN: dict[tuple[str, str], str] = {
     ("PLBartForConditionalGeneration", "labels"): (
         "PLBART ends labels with the language code and moves that to the front as the decoder's first token."
     ),
+    ("RwkvForCausalLM", "padding"): "It takes an attention mask and warns that it does not use it.",
+    ("Pix2StructForConditionalGeneration", "labels"): (
+        "With decoder_input_ids given, labels belong to the same position, as in every encoder-decoder."
+    ),
     ("CanaryForConditionalGeneration", "batch"): BATCH_NORM,
     ("CohereAsrForConditionalGeneration", "batch"): BATCH_NORM,
     ("BlipForConditionalGeneration", "padding"): LEARNED_FROM_FIRST_COLUMN,
