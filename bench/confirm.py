@@ -222,7 +222,7 @@ def measurements(model: dict[str, Any], kind: str) -> Iterator[tuple[float, str,
             tiny.logits(tiny.inputs)
             for check in CHECKS[kind]:
                 for size, what in check(tiny):
-                    yield size, what + ("" if dtype is torch.float64 else ", in float32"), tolerance
+                    yield size, f"{what}, {str(dtype).removeprefix('torch.')}", tolerance
         except Exception:
             if dtype is torch.float32:
                 raise
