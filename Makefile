@@ -7,7 +7,7 @@ LOCKED := --require-hashes --no-deps --no-build-isolation --requirement
 TORCH ?= torch==2.13.0
 TOOLS := .cache/tools
 
-.PHONY: help setup demo weights page check test long lint soak attack chaos bench docs pictures mutants lock sbom release-check audit-deps bandit pip-audit npm-audit clean
+.PHONY: help setup demo weights page check test long lint soak attack chaos bench scoreboard docs pictures mutants lock sbom release-check audit-deps bandit pip-audit npm-audit clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint      ruff, mypy and the import rules alone"
 	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
+	@echo "make scoreboard  audit releases of transformers and other libraries again, into docs/zoo/: hours"
 	@echo "make docs      the documentation site, into site/"
 	@echo "make pictures  the pictures of README and docs, from the program at work, into docs/pictures/"
 	@echo "make lock      resolve requirements/*.lock again; UPGRADE=1 takes newer versions"
@@ -101,6 +102,9 @@ mutants: .venv/.test
 
 bench: .venv/.test
 	@for race in bench/race_*.py; do echo; echo "== $$race"; $(BIN)/python $$race || exit 1; done
+
+scoreboard: .venv/.test
+	$(BIN)/python bench/scoreboard.py --install
 
 docs: .venv/.docs
 	$(BIN)/zensical build

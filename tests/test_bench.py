@@ -28,6 +28,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "audit_gpu": ["--device", "cpu"],
     "audit_zoo": ["--out", "{tmp}"],
     "chaos_train": [],
+    "confirm": [],
     "cpu_train": [],
     "explorer_beside": [],
     "gpu_train": ["--device", "cpu", "--profile", "{tmp}/profile.txt"],
@@ -46,6 +47,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "race_serve_gpu": ["--device", "cpu", "--static"],
     "race_versions": ["--device", "cpu"],
     "fairness": ["--only", "8 clients with 16 scores", "scores"],
+    "scoreboard": ["--out", "{tmp}"],
     "soak": [],
     "threads": [],
     "time_to_first_token": ["--device", "cpu"],
@@ -67,6 +69,7 @@ RUN_BY = {
     "report": "race_attend",
     "timing": "race_attend",
     "transformers_models": "race_forward",
+    "zoo_releases": "scoreboard",
 }
 
 
@@ -124,6 +127,11 @@ def check_result(file: str, result: dict[str, Any], folder: Path) -> None:
     if file == "audit_zoo":
         assert [row["verdict"] for row in result["rows"]] == ["clean"], result["rows"]
         assert list(folder.glob("zoo-*.html"))
+    if file == "confirm":
+        assert {row["state"] for row in result["rows"]} == {"not reproduced"}, result["rows"]
+    if file == "scoreboard":
+        assert [row["leak"] for row in result["releases"]] == [1]
+        assert (folder / "scoreboard.html").exists()
     if file == "attention_backends_gpu":
         assert all(row["agrees"] == "yes" for row in result["parity"])
         assert all(row["max difference"] < 1e-3 for row in result["races"])

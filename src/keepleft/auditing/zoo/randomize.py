@@ -27,6 +27,8 @@ def randomize_weights(model: nn.Module, seed: int) -> nn.Module:
         noise = torch.randn(weight.shape, generator=rng).to(weight.dtype)
         if weight.numel() == 0 or not weight.is_floating_point() or UNCHANGED_PARAMETERS.search(name):
             continue
+        if weight.dim() > 1 and not weight.requires_grad:
+            continue  # a table, say of rotary angles: other values would change its meaning
         if weight.dim() < 2 or "norm" in name.lower():
             if not _is_well_scaled(weight):
                 weight.zero_()

@@ -8,10 +8,10 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, Literal
 
 from keepleft.auditing.report import AuditReport
+from keepleft.auditing.zoo.library import TRANSFORMERS, Library
 
 LEAK = "leak"
 CLEAN = "clean"
@@ -40,17 +40,17 @@ class ZooRow:
         return report.text()
 
 
-def audit_class(name: str, budget: str) -> ZooRow:
+def audit_class(name: str, budget: str, library: Library = TRANSFORMERS) -> ZooRow:
     """Audit one class in this process."""
     import torch
 
     from keepleft.auditing.audit import audit
-    from keepleft.auditing.zoo.tiny_models import UnbuildableError, tiny_model
+    from keepleft.auditing.zoo.tiny_models import UnbuildableError
 
     started = time.monotonic()
     torch.set_num_threads(1)
     try:
-        model, example = tiny_model(name)
+        model, example = library.build(name)
     except UnbuildableError as error:
         return ZooRow(name, SKIPPED, str(error))
     except Exception as error:
@@ -59,6 +59,8 @@ def audit_class(name: str, budget: str) -> ZooRow:
         report = audit(model, example, budget=budget)
     except Exception as error:
         return ZooRow(name, SKIPPED, f"it could not be audited: {type(error).__name__}: {str(error)[:200]}")
+    # what was audited in its headline, and code that builds the model where it shows a leak
+    report = replace(report.with_model(library.build_code(name)), subject=library.describe(name))
     report_dict = report.dict()
     verdict = {"clean": CLEAN, "leak": LEAK}.get(report.verdict, SKIPPED)
     return ZooRow(
@@ -72,20 +74,7 @@ def audit_class(name: str, budget: str) -> ZooRow:
         round(time.monotonic() - started, 1),
         sum(p.numel() for p in model.parameters()),
         report.about,
-        _describe_model(report, name),
-    )
-
-
-def _describe_model(report: AuditReport, name: str) -> AuditReport:
-    """The report with what was audited in its headline, and with code that builds the model where it shows a
-    leak.
-    """
-    version = import_module("transformers").__version__
-    return replace(
-        report.with_model(
-            f"from keepleft.auditing.zoo.tiny_models import tiny_model\nmodel, _ = tiny_model({name!r})"
-        ),
-        subject=f"{name} (transformers {version}, random weights)",
+        report,
     )
 
 
@@ -95,6 +84,7 @@ def run(
     limit: float = 240.0,
     workers: int = 1,
     start_method: Literal["fork", "forkserver"] = "fork",
+    library: Library = TRANSFORMERS,
 ) -> Iterator[ZooRow]:
     """Audit classes in worker processes, and yield a row for each as it finishes. limit: seconds a class.
 
@@ -115,7 +105,7 @@ def run(
             name = pending.pop()
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(  # type: ignore[attr-defined]
-                target=_worker, args=(name, budget, sender), daemon=True
+                target=_worker, args=(name, budget, library, sender), daemon=True
             )
             process.start()
             sender.close()
@@ -138,7 +128,7 @@ def run(
                 yield row
 
 
-def _worker(name: str, budget: str, sender: Any) -> None:
+def _worker(name: str, budget: str, library: Library, sender: Any) -> None:
     """Send the row of one class back, and print nothing."""
     import os
     import warnings
@@ -148,5 +138,5 @@ def _worker(name: str, budget: str, sender: Any) -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
-    sender.send(audit_class(name, budget))
+    sender.send(audit_class(name, budget, library))
     sender.close()
