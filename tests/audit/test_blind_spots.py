@@ -106,7 +106,9 @@ def test_the_model_without_a_leak_is_clean():
 @pytest.mark.parametrize("leak", ONLY)
 def test_only_its_own_probe_finds_it(leak, probe):
     report = kl.audit(ONLY[leak](), budget="quick", checks=["future"], probes=[probe])
-    assert bool(report.findings) == (leak == probe), report.text()
+    # a choice among all positions is another one in a shorter sequence
+    is_found = leak == probe or (leak, probe) == ("substitution", "length")
+    assert bool(report.findings) == is_found, report.text()
     if leak == probe:
         assert report.findings[0].module == "leak"
         assert report.findings[0].probe == probe

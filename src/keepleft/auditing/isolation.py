@@ -223,7 +223,11 @@ class SavedBuffer:
 
     def restore(self) -> bool:
         """Undo what has changed since, in place or by another tensor under its name; False if nothing has."""
-        is_replaced = self.owner.get(self.name) is not self.buffer
+        current = self.owner.get(self.name)
+        # a table that has grown stays: other attributes may know how long it is
+        is_replaced = (
+            current is not self.buffer and current is not None and current.shape == self.buffer.shape
+        )
         if is_replaced:
             self.owner[self.name] = self.buffer
         is_written = self.buffer._version != self.version and self.buffer.shape == self.value.shape

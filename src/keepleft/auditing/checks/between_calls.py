@@ -12,7 +12,7 @@ from torch import nn
 from keepleft.auditing import isolation, localize, rounding
 from keepleft.auditing.checks.findings import format_size, locate
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.model_adapter import Inputs, UnauditableError
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
@@ -48,13 +48,18 @@ def check_between_calls(session: AuditSession, path: CodePath) -> None:
         row, reader = divmod(int(change.argmax()), change.shape[1])
         size = float(change[row, reader]) / scale
         path_label = f"{session.record_path(path, 2, inputs.tokens.shape[1])}, after another call"
-        if size <= rounding.MAX_ROUNDING_ULPS * 1e-7:
-            return
         if reset := _reset_method(module):
             session.note(
                 f"it keeps state between calls, and has {reset} to forget it: each call was made with the "
                 "state it began with"
             )
+            return
+        if size <= rounding.MAX_ROUNDING_ULPS * 1e-7:
+            if adapter.keeps_state:
+                raise UnauditableError(
+                    f"{adapter.name} gives another output for the same input, whatever was before: it "
+                    "keeps state between calls; reset it in forward, or wrap it so that each call begins anew"
+                )
             return
         probes = [
             localize.Probe(

@@ -143,6 +143,8 @@ def check_fed_labels(session: AuditSession, path: CodePath) -> None:
     position none at all.
     """
     adapter = session.adapter
+    if session.has_finding("future"):
+        return
     inputs = adapter.make_inputs(2, seed=193)
     batch, length = inputs.tokens.shape[:2]
     labels = adapter.sampler.sample(batch, length, 194)
