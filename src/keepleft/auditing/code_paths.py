@@ -353,7 +353,10 @@ def _lengths_beyond_window(session: AuditSession) -> list[int]:
 
 def _length_cost(session: AuditSession, length: int) -> float:
     """Pairs of positions: of a small model every position is tried at each length. Of a large one a few are,
-    and what counts is how many weights a position is multiplied with.
+    and what counts is how many weights a position is multiplied with. A model that gives a loss alone is
+    called once for each position besides.
     """
+    if session.adapter.is_called_by_position:
+        return float(length**3)
     weights = max(session.adapter.num_parameters / 2e6, 1.0)
     return 3 * length * weights if session.is_large else length * length * weights

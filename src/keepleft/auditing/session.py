@@ -183,9 +183,13 @@ class AuditSession:
             with adapter.on_path(path):
                 adapter.run(adapter.make_inputs(1, length), path)
         except CallError as error:
-            if length > adapter.length:
+            if path.but(dtype=None) != CodePath():
+                self.skip(f"length {length}, {path.label()}", error)
+            elif length > adapter.length:
                 self.run_cache.rejected_length = min(self.run_cache.rejected_length, length)
-            self.skip(f"lengths from {length} on" if length > adapter.length else f"length {length}", error)
+                self.skip(f"lengths from {length} on", error)
+            else:
+                self.skip(f"length {length}", error)
             return False
         self.run_cache.accepted_lengths.add((path, length))
         return True

@@ -109,24 +109,25 @@ def ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath) 
 
 
 def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tuple[Tensor, Any]:
-    """The logits, and the loss as the model gives it: one number, one for each label, or None. Where no
-    logits come out beside a loss, those of the same call without labels.
-    """
+    """The logits, and the loss as the model gives it: one number, one for each label, or None."""
     with torch.no_grad():
         out = adapter.run_raw(inputs, path)
+    return _find_logits_and_loss(adapter, path, out, inputs)
+
+
+def _find_logits_and_loss(
+    adapter: ModelAdapter, path: CodePath, out: Any, inputs: Inputs
+) -> tuple[Tensor, Any]:
+    """Where no logits come out beside a loss, those of the same call without labels."""
+    """The same, in what a call has returned."""
+    batch_size, length = inputs.tokens.shape[:2]
     try:
-        return _find_logits_and_loss(adapter, out, inputs)
+        logits = adapter.select_output(out, batch_size, length)
     except CallError:
         loss_value = outputs.find(out, LOSS_NAMES)
         if loss_value is None:
             raise
         return adapter.run(inputs.but(labels=None, extra={}), path), loss_value
-
-
-def _find_logits_and_loss(adapter: ModelAdapter, out: Any, inputs: Inputs) -> tuple[Tensor, Any]:
-    """The same, in what a call has returned."""
-    batch_size, length = inputs.tokens.shape[:2]
-    logits = adapter.select_output(out, batch_size, length)
     floats = [tensor for _, tensor in outputs.float_tensors(out)]
     if logits.dim() < 3:  # with labels, a loss for each label may take the place of the logits
         logits = next(
@@ -152,7 +153,9 @@ def scalar_loss(loss_value: Any) -> Tensor:
 
 
 def loss_scripts(session: AuditSession, path: CodePath) -> LossScripts:
-    return LossScripts(session, path, lambda out, inputs: _find_logits_and_loss(session.adapter, out, inputs))
+    return LossScripts(
+        session, path, lambda out, inputs: _find_logits_and_loss(session.adapter, path, out, inputs)
+    )
 
 
 def line_of_loss(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> str:
