@@ -117,8 +117,8 @@ class Budget:
 
 
 BUDGETS = {
-    "quick": Budget("quick", 28.0, 64, 140, 40, 1, exhaustive=False, large_seconds=11.0),
-    "standard": Budget("standard", 50.0, 120, 260, 72, 2, exhaustive=True, large_seconds=48.0),
+    "quick": Budget("quick", 28.0, 64, 140, 40, 1, exhaustive=False, large_seconds=9.0),
+    "standard": Budget("standard", 50.0, 120, 260, 72, 2, exhaustive=True, large_seconds=44.0),
     "full": Budget("full", None, 400, 1200, 140, 4, exhaustive=True),
 }
 ESSENTIAL = Budget("essential", None, 4, 64, 0, 1, exhaustive=False, essential=True)

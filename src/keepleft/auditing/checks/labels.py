@@ -67,8 +67,9 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
             with reuse:
                 try:
                     _check_loss(session, path, label_argument)
-                finally:  # also where no scores explain the loss
+                except CallError:  # no scores explain the loss
                     check_target_leakage(session, path, label_argument)
+                    raise
 
 
 def _check_loss(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> None:
