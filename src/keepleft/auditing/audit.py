@@ -37,6 +37,15 @@ from keepleft.auditing.report import KINDS, AuditReport
 from keepleft.auditing.session import PROBES, AuditSession
 
 InfluenceTable = tuple[tuple[Any, ...], ...]  # (T, T)
+# of the time of a budget, in the first round: a slow model gets something of each kind before more of any
+FIRST_ROUND_SHARES = {
+    "future": 0.35,
+    "batch": 0.15,
+    "nan": 0.1,
+    "padding": 0.15,
+    "packing": 0.1,
+    "cache": 0.1,
+}
 
 
 def audit(
@@ -126,12 +135,14 @@ def audit(
             session.skip("the audit", error, fatal=True)
         except CallError as error:
             session.skip("the audit", f"{audited.name} broke off: {error}", fatal=True)
-    if audited.mutates_inputs:
+    if audited.main_argument in audited.mutated_arguments:
         session.skip(
             "the verdict",
             f"{audited.name} changes what it is given in place: copy the input first",
             fatal=True,
         )
+    elif audited.mutated_arguments:
+        session.note(f"it changes {', '.join(sorted(audited.mutated_arguments))} in place: copy them first")
     if audited.mutates_buffers:
         session.note(
             "calls change its buffers (running statistics, say): they were restored before each call"
@@ -227,13 +238,19 @@ def _run_checks(session: AuditSession, cache_callables: CacheCallables) -> None:
     for budget in budgets:
         session.budget = budget
         session.lengths = lengths_to_try(session)
-        _run_checks_once(session, cache_callables)
+        _run_checks_once(session, cache_callables, FIRST_ROUND_SHARES if budget is budgets[0] else {})
+        session.limit_check(1.0)
+        if "future" in session.checks and not session.is_large and not session.adapter.is_called_by_position:
+            future.every_length(session)
     for name in session.checks:
         if name not in session.checked and name in session.unchecked:
             session.blocked.append(session.unchecked[name])
 
 
-def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> None:
+def _run_checks_once(
+    session: AuditSession, cache_callables: CacheCallables, time_shares: Mapping[str, float]
+) -> None:
+    """time_shares: how much of the time a check may take, by its name; all of it where it is not there."""
     all_paths = paths = list(code_paths(session))
     main_paths = [path for path in paths if path.is_usual]
     if session.essential:
@@ -258,6 +275,7 @@ def _run_checks_once(session: AuditSession, cache_callables: CacheCallables) -> 
     session.progress.start_pass(list(check_runs))
     for name, run_check in check_runs.items():
         session.progress.start_check(name)
+        session.limit_check(time_shares.get(name, 1.0))
         _run_check(session, name, run_check)
         if session.progress.is_last_pass:
             session.progress.end_check(*session.outcome(name))

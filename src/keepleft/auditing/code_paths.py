@@ -195,6 +195,7 @@ def _input_paths(session: AuditSession) -> Iterator[CodePath]:
         takes_tokens
         and signature.argument_for("embeddings") is not None
         and adapter.embedding_table is not None
+        and adapter.source_argument is None  # whose embeddings they would be
         and adapter.main_argument in signature.defaults
     ):
         yield CodePath(embeddings=True)
@@ -286,7 +287,7 @@ def untried_paths(session: AuditSession) -> tuple[str, ...]:
     out = [path.label() for path in dict.fromkeys(paths) if path not in tried_paths]
     if checks_future:
         max_length = session.run_cache.rejected_length - 1
-        lengths = set(lengths_to_try(full_session)) - session.tried_lengths - {1}
+        lengths = set(lengths_to_try(full_session, every=True)) - session.tried_lengths - {1}
         out += [f"length {length}" for length in sorted(lengths) if length <= max_length]
     return tuple(out)
 
@@ -294,9 +295,10 @@ def untried_paths(session: AuditSession) -> tuple[str, ...]:
 # -- lengths -----------------------------------------------------------------------------------
 
 
-def lengths_to_try(session: AuditSession) -> list[int]:
-    """Below, at and above every integer in the configuration, and twice as long; then, of a small model,
-    every short length and powers of two. The most relevant first.
+def lengths_to_try(session: AuditSession, *, every: bool = False) -> list[int]:
+    """Below, at and above every integer in the configuration, and twice as long; the most relevant first.
+
+    every: of a small model, every short length and powers of two as well.
     """
     budget = session.budget
     config_numbers = session.adapter.facts.config_numbers
@@ -304,7 +306,7 @@ def lengths_to_try(session: AuditSession) -> list[int]:
     candidates = dict.fromkeys([*window_lengths, 1, 2])
     for n in config_numbers:
         candidates |= dict.fromkeys(nearby_lengths(n, budget))
-    if not session.is_large and not session.adapter.is_called_by_position:
+    if every and not session.is_large and not session.adapter.is_called_by_position:
         candidates |= dict.fromkeys(range(3, budget.every_length + 1))
         powers = (length for n in POWERS_OF_TWO for length in (n, n + 1) if length <= budget.max_length)
         candidates |= dict.fromkeys(powers)

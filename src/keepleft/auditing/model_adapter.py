@@ -190,7 +190,7 @@ class ModelAdapter:
         self.num_calls = 0
         self.model_seconds = 0.0  # spent in the model, forward and backward
         self.observer: CallObserver | None = None
-        self.mutates_inputs = False
+        self.mutated_arguments: set[str] = set()  # in place
         self.mutates_buffers = False
         self.keeps_state = False  # in attributes, from call to call: they are restored after each
         self.state_snapshot: isolation.StateSnapshot = []  # taken when a path is entered
@@ -203,7 +203,7 @@ class ModelAdapter:
         self.length, self.source_length = self._choose_lengths()
         self._assign_arguments(example)
         self.padding_argument, self.source_padding_argument = self._find_padding_arguments()
-        self.positions_argument = self.signature.argument_for("positions")
+        self.positions_argument = self._find_positions_argument()
         self.segments_argument = self.signature.argument_for("segments")
 
     # -- the roles of the arguments
@@ -347,6 +347,12 @@ class ModelAdapter:
             if isinstance(submodule, nn.Embedding) and submodule.num_embeddings >= min_size
         ]
         return min(sizes, default=min_size)
+
+    def _find_positions_argument(self) -> str | None:
+        """Of an encoder-decoder of Hugging Face, `position_ids` are those of the source."""
+        if self.facts.is_huggingface and self.facts.is_encoder_decoder:
+            return "decoder_position_ids" if "decoder_position_ids" in self.signature.names else None
+        return self.signature.argument_for("positions")
 
     def _find_padding_arguments(self) -> tuple[PaddingArgument | None, PaddingArgument | None]:
         """Of the audited sequence, and of its source."""
@@ -555,8 +561,11 @@ class ModelAdapter:
         table = self.embedding_table
         if table is None:
             raise CallError("the table of its embeddings is not known")
-        with torch.no_grad():
-            vectors: Tensor = table(tokens.to(self.device))
+        try:
+            with torch.no_grad():
+                vectors: Tensor = table(tokens.to(self.device))
+        except Exception as error:
+            raise CallError(f"its embeddings cannot be looked up: {_summarize_error(error)}") from error
         return vectors
 
     @property
@@ -657,7 +666,9 @@ class ModelAdapter:
         positional_names = self.signature.positional_only if is_model else ()
         positional = [kwargs.pop(name) for name in positional_names if name in kwargs]
         snapshots = [
-            (value, value.clone()) for value in (*positional, *kwargs.values()) if isinstance(value, Tensor)
+            (name, value, value.clone())
+            for name, value in (*zip(positional_names, positional, strict=False), *kwargs.items())
+            if isinstance(value, Tensor)
         ]
         self.num_calls += 1
         if self.observer is not None:
@@ -679,12 +690,12 @@ class ModelAdapter:
             raise CallError(_summarize_error(error)) from error
         finally:
             self.mutates_buffers = isolation.restore_state(self.state_snapshot) or self.mutates_buffers
-        if any(
-            value.shape != snapshot.shape or not torch.equal(value, snapshot)
-            for value, snapshot in snapshots
-            if not value.is_floating_point() or not value.isnan().any()
-        ):
-            self.mutates_inputs = True
+        self.mutated_arguments |= {
+            name
+            for name, value, snapshot in snapshots
+            if (not value.is_floating_point() or not value.isnan().any())
+            and (value.shape != snapshot.shape or not torch.equal(value, snapshot))
+        }
         if self.observer is not None:
             self.observer.after_call(out)
         return out

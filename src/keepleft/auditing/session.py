@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ class AuditSession:
     float64_support: bool | None = None  # None: not tried yet
     quantized: bool = False
     num_randomized: int = 0  # weights that were all zero
+    check_ends_at: float = math.inf  # by the clock: what is left of a check then is left out
     # further lengths to try
     lengths: list[int] = field(default_factory=list)
     # what becomes the report
@@ -304,8 +306,19 @@ class AuditSession:
         """Is the time of the budget up? The first round over a large model is finished all the same: one pass
         of every kind is what a verdict needs.
         """
-        seconds = self.budget.large_seconds if self.is_large else self.budget.seconds
-        return seconds is not None and not self.essential and time.monotonic() - self.started_at > seconds
+        if self.seconds is None or self.essential:
+            return False
+        now = time.monotonic()
+        return now - self.started_at > self.seconds or now > self.check_ends_at
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of the budget for this model."""
+        return self.budget.large_seconds if self.is_large else self.budget.seconds
+
+    def limit_check(self, share: float) -> None:
+        """The check that begins now takes no more than this share of the time: some is left for others."""
+        self.check_ends_at = math.inf if self.seconds is None else time.monotonic() + share * self.seconds
 
     @property
     def out_of_time_message(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from keepleft.auditing import interventions, outputs, rounding
 from keepleft.auditing.checks import findings, reproducer
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
-from keepleft.auditing.code_paths import CodePath, nearby_lengths
+from keepleft.auditing.code_paths import CodePath, lengths_to_try, nearby_lengths
 from keepleft.auditing.model_adapter import CallError, Inputs, perturb_rows
 from keepleft.auditing.probe_inputs import (
     Perturbation,
@@ -59,12 +59,27 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
     if "substitution" in session.probes:
         _check_other_outputs(session, plain_path)
     for n, length in enumerate(session.within_budget(session.lengths, "future, further lengths")):
-        if session.has_finding("future") and not _is_near_number(session, length):
-            continue  # it would be the same leak
         if "substitution" in session.probes and length > 1:
             _check_path(session, plain_path, length, MAX_BATCH_ROWS, 1, (), sweep=True)
             if session.budget.exhaustive and n < 8:
                 _check_path(session, plain_path.but(train=True), length, MAX_BATCH_ROWS, 1, (), sweep=True)
+
+
+def every_length(session: AuditSession) -> None:
+    """Lengths that no number of the model names: every short one, and powers of two. Nothing where a leak is
+    known: it would be the same.
+    """
+    plain_path = CodePath()
+    longest = session.budget.every_length
+    if session.has_finding("future") or session.claims_nothing:
+        return
+    if "length" in session.probes:
+        _length_probe(session, plain_path, [(n, longest - n) for n in range(2, longest, 3)])
+    for length in session.within_budget(lengths_to_try(session, every=True), "future, every short length"):
+        if session.has_finding("future"):
+            return
+        if "substitution" in session.probes and length > 1:
+            _check_path(session, plain_path, length, MAX_BATCH_ROWS, 1, (), sweep=True)
 
 
 # -- substitution: other tokens where a position must not read ---------------------------------
@@ -383,8 +398,7 @@ def _length_pairs(session: AuditSession) -> list[tuple[int, int]]:
     pairs += [(n, 1) for n in session.lengths[: 24 if exhaustive else 12] if n > 2]
     max_length = session.budget.max_length // 2
     pairs += [(n, n) for n in session.lengths[: 6 if exhaustive else 2] if 2 < n <= max_length]
-    longest = session.budget.every_length
-    return pairs if session.is_large else [*pairs, *((n, longest - n) for n in range(2, longest, 3))]
+    return pairs
 
 
 def _short_length_pairs(session: AuditSession) -> list[tuple[int, int]]:
