@@ -142,7 +142,8 @@ def _findings_html(report: AuditReport) -> Iterable[str]:
 
 def _finding_html(n: int, finding: Finding) -> Iterable[str]:
     location = f" in <code>{escape_xml(finding.module)}</code>" if finding.module else ""
-    yield f"<article><h3>{n}. <b>{escape_xml(finding.kind)}</b>{location}</h3>"
+    severity = "" if finding.is_leak else " (warning)"
+    yield f"<article><h3>{n}. <b>{escape_xml(finding.kind)}</b>{location}{severity}</h3>"
     yield f"<p>{escape_xml(finding.message)}</p><dl>"
     fields = {
         "path": finding.path,

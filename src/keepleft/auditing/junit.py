@@ -31,14 +31,15 @@ def junit(reports: Sequence[AuditReport]) -> str:
 
 def outcome(report: AuditReport, kind: str) -> tuple[str, str]:
     """PASSED, FAILED, SKIPPED or ERROR for one kind of leak, and the details."""
-    findings = [finding for finding in report.findings if finding.kind == kind]
+    findings = [finding for finding in report.leaks if finding.kind == kind]
+    warnings = [_describe_finding(finding) for finding in report.findings if not finding.is_leak]
     skipped = [line for line in report.skipped if line.startswith((f"{kind}: ", f"{kind} "))]
     if findings:
         return FAILED, "\n\n".join(map(_describe_finding, findings))
     if report.verdict == UNCHECKED:  # what was checked in part is not known either
         return ERROR, "\n".join(dict.fromkeys([*report.blocked, *skipped])) or "nothing was checked"
     if kind in report.checked:
-        return PASSED, "\n".join(skipped)
+        return PASSED, "\n".join([*(warnings if kind == "nan" else []), *skipped])
     return SKIPPED, "\n".join(skipped) or f"{kind}: it was not asked for"
 
 

@@ -10,6 +10,7 @@ KINDS = ("future", "padding", "packing", "cache", "batch", "nan", "labels")
 CLEAN = "clean"
 LEAK = "leak"
 UNCHECKED = "unchecked"
+WARNING = "warning"  # the severity of a finding that is no leak, but good to know
 MAX_LISTED_PATHS = 3  # that were not tried, in the text
 MAX_LISTED_LENGTHS = 8
 MODEL_COMMENT = "# model: the one that was audited"  # the line of a script where the model is made
@@ -39,10 +40,15 @@ class Finding:
     reproduce: str = ""  # a script that shows it
     also: tuple[str, ...] = ()  # further code paths with the same leak
     also_in: tuple[str, ...] = ()  # further modules of the same class, with the same leak in the same line
+    severity: str = LEAK  # or WARNING, which leaves the verdict as it is
 
     def __str__(self) -> str:
         location = f" in {self.module}" if self.module else ""
         return f"{self.kind}{location}: {self.message}"
+
+    @property
+    def is_leak(self) -> bool:
+        return self.severity == LEAK
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,14 @@ class AuditReport:
     not_tried: tuple[str, ...] = ()  # code paths and lengths that the full budget tries and this one did not
 
     @property
+    def leaks(self) -> tuple[Finding, ...]:
+        """The findings without the warnings."""
+        return tuple(finding for finding in self.findings if finding.is_leak)
+
+    @property
     def verdict(self) -> str:
         """clean, leak or unchecked: a model that could not be checked is never clean."""
-        if self.findings:
+        if self.leaks:
             return LEAK
         return UNCHECKED if self.blocked or not self.checked else CLEAN
 
@@ -103,7 +114,7 @@ class AuditReport:
         }[self.verdict]
         lines = [headline]
         for n, finding in enumerate(self.findings, 1):
-            lines.append(f"\n{n}. {finding}")
+            lines.append(f"\n{n}. {'' if finding.is_leak else 'warning: '}{finding}")
             lines.append(
                 f"   path: {finding.path}" + (f" (and {len(finding.also)} more)" if finding.also else "")
             )

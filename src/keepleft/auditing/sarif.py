@@ -94,7 +94,7 @@ def _finding_result(finding: Finding, fallback: SourceLocation | None, root: Pat
     message = f"{finding}\npath: {finding.path}" + (f"\nline: {finding.line}" if finding.line else "")
     return {
         "ruleId": f"leak-{finding.kind}",
-        "level": "error",
+        "level": "error" if finding.is_leak else "warning",
         "message": {"text": message},
         **({"locations": [_physical_location(place.path, place.line, 1, root)]} if place is not None else {}),
         "partialFingerprints": {"keepleft/v1": f"{finding.kind}:{finding.module}"},

@@ -206,6 +206,7 @@ class AuditSession:
         """
         key = self._known_leak(finding, variant)
         if key is None:
+            variant = variant if finding.is_leak else f"{variant}, {finding.severity}"
             self.findings[finding.kind, finding.module, variant] = finding
             self.progress.report_finding(finding)
             return
@@ -219,7 +220,11 @@ class AuditSession:
     def _known_leak(self, finding: Finding, variant: str) -> LeakKey | None:
         """The key of the finding that has the same cause; None where there is none."""
         key = (finding.kind, finding.module, variant)
-        same_kind = {other: known for other, known in self.findings.items() if other[0] == finding.kind}
+        same_kind = {
+            other: known
+            for other, known in self.findings.items()
+            if other[0] == finding.kind and known.severity == finding.severity
+        }
         # NaN spreads, and the first finding names the module where it begins
         if not same_kind or finding.kind == "nan":
             return next(iter(same_kind), None)
@@ -256,7 +261,8 @@ class AuditSession:
                 return
 
     def has_finding(self, *kinds: str) -> bool:
-        return any(kind in kinds for kind, _, _ in self.findings)
+        """Is there a leak of one of these kinds?"""
+        return any(finding.kind in kinds and finding.is_leak for finding in self.findings.values())
 
     def skip(self, item: str, reason: object, *, fatal: bool = False) -> None:
         """Report that an item could not be checked; fatal: without it there is no verdict."""

@@ -50,7 +50,7 @@ def push_model(
     files, left_out = list_files(path)
     if not no_audit:
         report = audit_quickly(load(path)[0])
-        if report.findings:
+        if report.leaks:
             raise ValueError(f"the model was not pushed, as it leaks (--no-audit pushes it)\n{report.text()}")
     verdict = None if no_audit else AuditVerdict.of(report)
     own_card = Path(card) if card is not None else path / CARD_FILE

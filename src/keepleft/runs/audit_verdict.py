@@ -49,7 +49,7 @@ def audit_quickly(model: Model) -> AuditReport:
 def audit_before_training(model: Model) -> AuditReport:
     """Audit a model before a step is spent on it. Raises ValueError with the findings if there are any."""
     report = audit_quickly(model)
-    if report.findings:
+    if report.leaks:
         raise ValueError(
             "the model was audited before its first step, and is not as it should be (--no-audit trains it "
             f"all the same)\n{report.text()}"

@@ -12,7 +12,7 @@ from keepleft.auditing import localize
 from keepleft.auditing.checks import reproducer
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
-from keepleft.auditing.report import Finding
+from keepleft.auditing.report import LEAK, Finding
 from keepleft.auditing.session import AuditSession
 
 # kind of finding → kind of module ('': any other) → remedy
@@ -53,6 +53,7 @@ REMEDIES = {
         "once, and leave -100 out"
     },
 }
+PEERS_WITH_NAN = ", as torch.nn.MultiheadAttention gives it (T5 and BART of transformers give numbers)"
 NARROW_WINDOW_REMEDY = "narrow the window of the mask, or claim as much as it reaches through all layers"
 
 
@@ -163,11 +164,18 @@ def locate_nan(session: AuditSession, probe: localize.Probe) -> tuple[str, str]:
 
 
 def add_nan_finding(
-    session: AuditSession, path: CodePath, inputs: Inputs, out: Tensor, when: str, path_note: str = ""
+    session: AuditSession,
+    path: CodePath,
+    inputs: Inputs,
+    out: Tensor,
+    when: str,
+    path_note: str = "",
+    severity: str = LEAK,
 ) -> None:
     """Report the first NaN in an output, with the module where it begins, if NaN is among the checks.
 
-    when: ends the sentence "position 3 of row 0 is NaN …".
+    when: ends the sentence "position 3 of row 0 is NaN …". severity: WARNING for what widely used models do
+    too, which is then named.
     """
     if "nan" not in session.checks:
         return
@@ -185,11 +193,12 @@ def add_nan_finding(
             float("inf"),
             path_label,
             module,
-            f"position {reader} of row {row} is NaN {when}, through {module or session.adapter.name}; "
-            f"{remedy('nan', '')}.",
+            f"position {reader} of row {row} is NaN {when}, through {module or session.adapter.name}"
+            f"{'' if severity == LEAK else PEERS_WITH_NAN}; {remedy('nan', '')}.",
             "forward",
             line,
             reproducer.nan_script(session, path, inputs, row, reader),
+            severity=severity,
         )
     )
 

@@ -14,10 +14,11 @@ from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
 from keepleft.auditing.checks.reproducer import gradient_script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
-from keepleft.auditing.report import Finding
+from keepleft.auditing.report import LEAK, WARNING, Finding
 from keepleft.auditing.session import AuditSession
 
 DIRECTION_SEED = 3  # of the random loss whose gradients are taken
+EMPTY_SOURCE = "a source of nothing but padding"
 LONG_LENGTH = 192  # tokens: a product of so many factors of one half underflows in single precision
 
 
@@ -86,7 +87,7 @@ def _padding_cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]
     if adapter.source_padding_argument is not None:
         empty_mask = make_keep_mask(torch.tensor([adapter.source_length, 0]), adapter.source_length, "right")
         yield (
-            "a source of nothing but padding",
+            EMPTY_SOURCE,
             adapter.make_inputs(2, seed=73).but(source_keep_mask=empty_mask),
             torch.ones(2, length, dtype=torch.bool),
         )
@@ -135,7 +136,8 @@ def _check_forward(session: AuditSession, path: CodePath, case: str, inputs: Inp
     session.record_path(path, *inputs.tokens.shape[:2])
     if not out.isnan().any():
         return True
-    add_nan_finding(session, path, inputs, out, f"with {case}", case)
+    severity = WARNING if case == EMPTY_SOURCE else LEAK
+    add_nan_finding(session, path, inputs, out, f"with {case}", case, severity)
     return False
 
 
@@ -194,6 +196,7 @@ def _check_backward(
             "gradient",
             "",
             gradient_script(session, path, inputs, real_mask, DIRECTION_SEED),
+            severity=WARNING if case == EMPTY_SOURCE else LEAK,
         ),
         "backward",
     )

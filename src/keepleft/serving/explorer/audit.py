@@ -124,7 +124,10 @@ class AuditRun:
             "pass_number": latest.pass_number,
             "num_passes": latest.num_passes,
             "calls": latest.calls if self.report is None else self.report.calls,
-            "checks": [self._check_status(check, {finding.kind for finding in findings}) for check in KINDS],
+            "checks": [
+                self._check_status(check, {finding.kind for finding in findings if finding.is_leak})
+                for check in KINDS
+            ],
             "findings": [asdict(finding) for finding in findings] if self.report is None else [],
         }
 
