@@ -26,6 +26,7 @@ SMOKE_RUNS: dict[str, list[str]] = {
     "attention_backends_gpu": ["--device", "cpu"],
     "attention_memory": [],
     "audit_gpu": ["--device", "cpu"],
+    "audit_speed": ["--device", "cpu"],
     "audit_zoo": ["--out", "{tmp}"],
     "chaos_train": [],
     "confirm": [],
