@@ -109,7 +109,7 @@ def assert_prints(command: str, shown: str, printed: str) -> None:
     """What a page shows is what a command prints, wrapped, with … for what is left out. How many calls an
     audit makes depends on the machine, and how long they take.
     """
-    counts = re.compile(r"\d+ code paths, \d+ calls, [\d.]+ s\b")
+    counts = re.compile(r"\d+ code paths, \d+ calls, [\d.]+ s, \d+% of it in the model")
     words = " ".join(counts.sub("", printed).split())
     for part in shown.split("…"):
         expected = " ".join(counts.sub("", part).split())

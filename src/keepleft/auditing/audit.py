@@ -240,7 +240,7 @@ def _run_checks(session: AuditSession, cache_callables: CacheCallables) -> None:
         session.lengths = lengths_to_try(session)
         _run_checks_once(session, cache_callables, FIRST_ROUND_SHARES if budget is budgets[0] else {})
         session.limit_check(1.0)
-        if "future" in session.checks and not session.is_large and not session.adapter.is_called_by_position:
+        if "future" in session.checks and session.takes_every_length:
             future.every_length(session)
     for name in session.checks:
         if name not in session.checked and name in session.unchecked:

@@ -118,11 +118,12 @@ class Budget:
 
 BUDGETS = {
     "quick": Budget("quick", 28.0, 64, 140, 40, 1, exhaustive=False, large_seconds=9.0),
-    "standard": Budget("standard", 50.0, 120, 260, 72, 2, exhaustive=True, large_seconds=44.0),
+    "standard": Budget("standard", 50.0, 120, 192, 72, 2, exhaustive=True, large_seconds=44.0),
     "full": Budget("full", None, 400, 1200, 140, 4, exhaustive=True),
 }
 ESSENTIAL = Budget("essential", None, 4, 64, 0, 1, exhaustive=False, essential=True)
 POWERS_OF_TWO = (64, 128, 256)
+MAX_PARAMETERS_FOR_EVERY_LENGTH = 2e6
 
 
 # -- code paths --------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def lengths_to_try(session: AuditSession, *, every: bool = False) -> list[int]:
     candidates = dict.fromkeys([*window_lengths, 1, 2])
     for n in config_numbers:
         candidates |= dict.fromkeys(nearby_lengths(n, budget))
-    if every and not session.is_large and not session.adapter.is_called_by_position:
+    if every and session.takes_every_length:
         candidates |= dict.fromkeys(range(3, budget.every_length + 1))
         powers = (length for n in POWERS_OF_TWO for length in (n, n + 1) if length <= budget.max_length)
         candidates |= dict.fromkeys(powers)

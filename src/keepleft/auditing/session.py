@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.masks import Mask, mask_table
-from keepleft.auditing.code_paths import Budget, CodePath
+from keepleft.auditing.code_paths import MAX_PARAMETERS_FOR_EVERY_LENGTH, Budget, CodePath
 from keepleft.auditing.interventions import OpCounter
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.auditing.progress import CheckOutcome, ProgressReporter
@@ -92,6 +92,12 @@ class AuditSession:
         """Is one call so slow that a sample of them must do?"""
         max_parameters = 3e7 if self.adapter.device.type == "cpu" else 1e9
         return self.budget.seconds is not None and self.adapter.num_parameters > max_parameters
+
+    @property
+    def takes_every_length(self) -> bool:
+        """Is the model small enough for lengths that none of its numbers names?"""
+        is_small = self.adapter.num_parameters <= MAX_PARAMETERS_FOR_EVERY_LENGTH
+        return (is_small or self.budget.seconds is None) and not self.adapter.is_called_by_position
 
     @property
     def essential(self) -> bool:
