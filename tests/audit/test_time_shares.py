@@ -27,7 +27,7 @@ def test_the_shares_leave_something_for_each_kind():
 
 
 def test_all_kinds_of_a_slow_model_are_checked(little_time):
-    report = kl.audit(CompleteModel(seconds=0.02), budget="quick")
+    report = kl.audit(CompleteModel(seconds=0.004), budget="quick")
     assert report.ok, report.text()
     assert sorted(report.checked) == sorted(FAULTS), report.text()
     assert any("was up" in line for line in report.skipped)
@@ -35,7 +35,7 @@ def test_all_kinds_of_a_slow_model_are_checked(little_time):
 
 @pytest.mark.parametrize("fault", ["batch", "labels", "cache"])
 def test_a_leak_of_a_slow_model_is_found_whichever_check_it_is_for(fault, little_time):
-    report = kl.audit(CompleteModel(fault, seconds=0.02), budget="quick")
+    report = kl.audit(CompleteModel(fault, seconds=0.004), budget="quick")
     assert fault in {finding.kind for finding in report.findings}, report.text()
 
 
@@ -67,7 +67,8 @@ class WritesArgument(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict"), [("tokens", "unchecked"), ("attention_mask", "clean"), ("bias", "clean"), ("", "clean")]
+    ("name", "verdict"),
+    [("tokens", "unchecked"), ("attention_mask", "clean"), ("bias", "clean"), ("", "clean")],
 )
 def test_an_argument_that_is_changed_in_place_is_a_note_unless_it_is_the_tokens(name, verdict):
     example = {
