@@ -178,6 +178,11 @@ class OneRow(Switching):
         return self.read(self.embed(tokens), len(tokens) == 1 and self.training)
 
 
+class MaskOfOneRow(Switching):
+    def forward(self, tokens, attention_mask=None):
+        return self.read(self.embed(tokens), attention_mask is not None and len(tokens) == 1)
+
+
 class BooleanMask(Switching):
     def forward(self, tokens, attention_mask=None):
         is_boolean = attention_mask is not None and attention_mask.dtype == torch.bool
@@ -202,6 +207,7 @@ class LabelsInTraining(Labels):
 
 STANDARD = {
     OneRow: "train, no mask, batch 1",
+    MaskOfOneRow: "a mask of ones, batch 1",
     BooleanMask: "a boolean mask of ones",
     WithoutCache: "use_cache=False",
     MaskInTraining: "train, a mask of ones",
@@ -248,13 +254,34 @@ def test_an_honest_wrapper_is_clean():
     assert any("as wrapped" in path for path in report.paths)
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa"])
-def test_a_leak_in_one_implementation_of_attention_is_found_there(name, monkeypatch):
+def gpt2():
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=50, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    model = transformers.GPT2LMHeadModel(config).eval()
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def test_a_leak_under_a_square_mask_is_found_there(monkeypatch):
+    forward = transformers.GPT2Model.forward
+
+    def leaking(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.dim() == 4:
+            out.last_hidden_state = LEAKS["the next"](out.last_hidden_state)
+        return out
+
+    options = {"checks": ["future"], "probes": ["substitution"]}
+    assert kl.audit(gpt2(), **options).ok
+    monkeypatch.setattr(transformers.GPT2Model, "forward", leaking)
+    report = kl.audit(gpt2(), **options)
+    assert "a 4-D mask" in report.findings[0].path, report.text()
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_a_leak_in_one_implementation_of_attention_is_found_there(name, monkeypatch):
+    model = gpt2()
     model.set_attn_implementation("sdpa" if name == "eager" else "eager")
     forward = transformers.GPT2Model.forward
 
