@@ -16,763 +16,967 @@ class Mutant(NamedTuple):
     tests: str  # those that should notice, below tests/
 
 
-STANDARD = "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit"
-PATHS, LENGTHS, LARGE = "audit/test_code_paths.py", "audit/test_lengths.py", "audit/test_large_models.py"
-BLIND, BETWEEN, TARGETS = (
-    "audit/test_blind_spots.py",
-    "audit/test_between_calls.py",
-    "audit/test_target_leakage.py",
-)
-ALARMS, SHARES, VOCABULARY = (
-    "audit/test_false_alarms.py",
-    "audit/test_time_shares.py",
-    "audit/test_vocabulary.py",
-)
-PADDED_LOSS, PADDING, PACKING = (
-    "audit/test_padded_loss.py",
-    "audit/test_padding.py",
-    "audit/test_packing.py",
-)
-CACHE, NAN, BATCH, LABELS = (
-    "audit/test_cache.py",
-    "audit/test_nan.py",
-    "audit/test_batch.py",
-    "audit/test_labels.py",
-)
-OWN, INTERFACES, GAPS = "audit/test_own.py", "audit/test_interfaces.py", "audit/test_check_parts.py"
-
-
-def switch_off(name: str, file: str, line: str, tests: str) -> Mutant:
-    """A statement that does nothing."""
-    return Mutant(name, f"auditing/{file}", line, "pass", tests)
-
-
-def never(name: str, file: str, condition: str, tests: str) -> Mutant:
-    """An `if` whose body is never reached."""
-    return Mutant(name, f"auditing/{file}", f"if {condition}", f"if False and {condition}", tests)
-
-
-def change(name: str, file: str, line: str, broken: str, tests: str) -> Mutant:
-    return Mutant(name, f"auditing/{file}", line, broken, tests)
-
-
-FUTURE, STRESS, CODE_PATHS = "checks/future.py", "checks/stress.py", "code_paths.py"
 AUDIT_MUTANTS = [
     # probes
-    change(
+    Mutant(
         "the audit: substitution sees nothing",
-        FUTURE,
+        "auditing/checks/future.py",
         "must_not_change = ~(row_allowed & perturbation.mask).any(1)",
         "must_not_change = torch.zeros(length, dtype=torch.bool)",
-        BLIND,
+        "audit/test_blind_spots.py::test_only_its_own_probe_finds_it[substitution-substitution]",
     ),
-    change("the audit: no gradient is too large", FUTURE, "if largest <= 0 or", "if True or", BLIND),
-    change(
+    Mutant(
+        "the audit: no gradient is too large",
+        "auditing/checks/future.py",
+        "if largest <= 0 or",
+        "if True or",
+        "audit/test_blind_spots.py::test_only_its_own_probe_finds_it[gradient-gradient]",
+    ),
+    Mutant(
         "the audit: gradients are taken at one reader",
-        FUTURE,
+        "auditing/checks/future.py",
         "if session.is_large else range(length)",
         "if session.is_large else [length - 1]",
-        BLIND,
+        "audit/test_blind_spots.py::test_only_its_own_probe_finds_it[gradient-gradient]",
     ),
-    change(
+    Mutant(
         "the audit: a prefix is never another",
-        FUTURE,
+        "auditing/checks/future.py",
         "if not float(change.max()) / scale > limit:",
         "if True:",
-        BLIND,
+        "audit/test_blind_spots.py::test_only_its_own_probe_finds_it[length-length]",
     ),
-    change("the audit: no large scores", STRESS, "for sign in (1.0, -1.0):", "for sign in ():", GAPS),
-    change(
-        "the audit: no large negative scores", STRESS, "for sign in (1.0, -1.0):", "for sign in (1.0,):", GAPS
+    Mutant(
+        "the audit: no large scores",
+        "auditing/checks/stress.py",
+        "for sign in (1.0, -1.0):",
+        "for sign in ():",
+        "audit/test_check_parts.py::test_a_finite_mask_is_found_by_the_stress_that_shows_it",
     ),
-    change(
+    Mutant(
+        "the audit: no large negative scores",
+        "auditing/checks/stress.py",
+        "for sign in (1.0, -1.0):",
+        "for sign in (1.0,):",
+        "audit/test_check_parts.py::test_a_finite_mask_is_found_by_the_stress_that_shows_it",
+    ),
+    Mutant(
         "the audit: no large positive scores",
-        STRESS,
+        "auditing/checks/stress.py",
         "for sign in (1.0, -1.0):",
         "for sign in (-1.0,):",
-        GAPS,
+        "audit/test_check_parts.py::test_a_finite_mask_is_found_by_the_stress_that_shows_it",
     ),
-    switch_off(
+    Mutant(
         "the audit: no large inputs",
-        STRESS,
+        "auditing/checks/stress.py",
         '_check_magnitude(session, path, length, "large inputs", None)',
-        GAPS,
+        "pass",
+        "audit/test_check_parts.py::test_a_finite_mask_is_found_by_the_stress_that_shows_it",
     ),
-    change(
+    Mutant(
         "the audit: no NaN as input",
-        STRESS,
+        "auditing/checks/stress.py",
         'for value in (float("nan"), float("inf")):',
         'for value in (float("inf"),):',
-        GAPS,
+        "audit/test_check_parts.py::test_code_that_repairs_what_it_is_given_is_found",
     ),
-    change(
+    Mutant(
         "the audit: no infinity as input",
-        STRESS,
+        "auditing/checks/stress.py",
         'for value in (float("nan"), float("inf")):',
         'for value in (float("nan"),):',
-        GAPS,
+        "audit/test_check_parts.py::test_code_that_repairs_what_it_is_given_is_found",
     ),
-    switch_off("the audit: no other outputs", FUTURE, "_check_other_outputs(session, plain_path)", GAPS),
+    Mutant(
+        "the audit: no other outputs",
+        "auditing/checks/future.py",
+        "_check_other_outputs(session, plain_path)",
+        "pass",
+        "audit/test_check_parts.py::test_other_outputs_are_held_to_the_claim_too",
+    ),
     # checks
-    change("the audit: no future", "audit.py", "future.future(session, paths)", "None", LARGE),
-    change("the audit: no batch", "audit.py", "batch.batch(session, main_paths, all_paths)", "None", LARGE),
-    change("the audit: no nan", "audit.py", "nan.nan(session, main_paths, all_paths)", "None", LARGE),
-    change(
-        "the audit: no padding", "audit.py", "padding.padding(session, main_paths, all_paths)", "pass", LARGE
+    Mutant(
+        "the audit: no future",
+        "auditing/audit.py",
+        "future.future(session, paths)",
+        "None",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
     ),
-    change("the audit: no packing", "audit.py", "packing.packing(session, main_paths)", "None", LARGE),
-    change(
-        "the audit: no cache", "audit.py", "cache.cache(session, main_paths, cache_callables)", "None", LARGE
+    Mutant(
+        "the audit: no batch",
+        "auditing/audit.py",
+        "batch.batch(session, main_paths, all_paths)",
+        "None",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
     ),
-    change("the audit: no labels", "audit.py", "labels.labels(session, label_paths)", "None", LARGE),
+    Mutant(
+        "the audit: no nan",
+        "auditing/audit.py",
+        "nan.nan(session, main_paths, all_paths)",
+        "None",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
+    ),
+    Mutant(
+        "the audit: no padding",
+        "auditing/audit.py",
+        "padding.padding(session, main_paths, all_paths)",
+        "pass",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
+    ),
+    Mutant(
+        "the audit: no packing",
+        "auditing/audit.py",
+        "packing.packing(session, main_paths)",
+        "None",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
+    ),
+    Mutant(
+        "the audit: no cache",
+        "auditing/audit.py",
+        "cache.cache(session, main_paths, cache_callables)",
+        "None",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
+    ),
+    Mutant(
+        "the audit: no labels",
+        "auditing/audit.py",
+        "labels.labels(session, label_paths)",
+        "None",
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
+    ),
     # code paths
-    change(
-        "the audit: no path in training", CODE_PATHS, "yield plain_path.but(train=True)\n", "pass\n", PATHS
+    Mutant(
+        "the audit: no path in training",
+        "auditing/code_paths.py",
+        "yield plain_path.but(train=True)\n",
+        "pass\n",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Traini"
+        "ng-the mean]",
     ),
-    switch_off(
-        "the audit: no path with dropout", CODE_PATHS, "yield CodePath(train=True, dropout=True)", PATHS
+    Mutant(
+        "the audit: no path with dropout",
+        "auditing/code_paths.py",
+        "yield CodePath(train=True, dropout=True)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Droppi"
+        "ng-the mean]",
     ),
-    switch_off("the audit: no path with labels", CODE_PATHS, "yield CodePath(labels=True)", PATHS),
-    switch_off(
+    Mutant(
+        "the audit: no path with labels",
+        "auditing/code_paths.py",
+        "yield CodePath(labels=True)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Labels-the mean]",
+    ),
+    Mutant(
         "the audit: no path with labels in training",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "yield CodePath(train=True, labels=True)",
-        STANDARD,
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit[Lab"
+        "elsInTraining]",
     ),
-    switch_off("the audit: no path with embeddings", CODE_PATHS, "yield CodePath(embeddings=True)", PATHS),
-    switch_off("the audit: no option is left out", CODE_PATHS, "yield CodePath(left_out=name)", PATHS),
-    switch_off("the audit: no path under compile", CODE_PATHS, "yield CodePath(compiling=True)", PATHS),
-    switch_off(
-        "the audit: no other implementation", CODE_PATHS, "paths.append(CodePath(implementation=name))", PATHS
+    Mutant(
+        "the audit: no path with embeddings",
+        "auditing/code_paths.py",
+        "yield CodePath(embeddings=True)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Embedd"
+        "ings-the mean]",
     ),
-    change(
+    Mutant(
+        "the audit: no option is left out",
+        "auditing/code_paths.py",
+        "yield CodePath(left_out=name)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[LeftOut-the mean]",
+    ),
+    Mutant(
+        "the audit: no path under compile",
+        "auditing/code_paths.py",
+        "yield CodePath(compiling=True)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Compil"
+        "ing-the mean]",
+    ),
+    Mutant(
+        "the audit: no other implementation",
+        "auditing/code_paths.py",
+        "paths.append(CodePath(implementation=name))",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_in_one_implementation_of_attention_is_found_there[eager]",
+    ),
+    Mutant(
         "the audit: no flags",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "return paths + [CodePath(flag=flag) for flag in implementation_flags(module)[:MAX_FLAGS]]",
         "return paths",
-        PATHS,
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Flag-the mean]",
     ),
-    change(
-        "the audit: no attention weights", CODE_PATHS, "        yield path\n        if", "        if", PATHS
+    Mutant(
+        "the audit: no attention weights",
+        "auditing/code_paths.py",
+        "        yield path\n        if",
+        "        if",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Weight"
+        "sArgument-the mean]",
     ),
-    switch_off(
+    Mutant(
         "the audit: no further outputs asked for",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "yield CodePath(extra_arguments=((name, not signature.defaults[name]),))",
-        PATHS,
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Furthe"
+        "rOutputs-the mean]",
     ),
-    switch_off(
+    Mutant(
         "the audit: no cache switched off",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "yield CodePath(extra_arguments=((use_cache_argument, use_cache),))",
-        STANDARD,
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit[WithoutCache]",
     ),
-    change("the audit: no mask of ones", CODE_PATHS, '    yield CodePath(mask="ones")\n', "", PATHS),
-    switch_off(
+    Mutant(
+        "the audit: no mask of ones",
+        "auditing/code_paths.py",
+        '    yield CodePath(mask="ones")\n',
+        "",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[MaskOf"
+        "Ones-the mean]",
+    ),
+    Mutant(
         "the audit: no mask of ones in training",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         'yield CodePath(mask="ones", train=True)',
-        STANDARD,
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit[Mas"
+        "kInTraining]",
     ),
-    switch_off(
+    Mutant(
         "the audit: no mask of ones over one row",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         'yield plain_path.but(mask="ones", batch=1)',
-        STANDARD,
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit[MaskOfOneRow]",
     ),
-    switch_off("the audit: no boolean mask", CODE_PATHS, 'yield CodePath(mask="boolean")', STANDARD),
-    change(
+    Mutant(
+        "the audit: no boolean mask",
+        "auditing/code_paths.py",
+        'yield CodePath(mask="boolean")',
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit[BooleanMask]",
+    ),
+    Mutant(
         "the audit: no square mask",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         'yield from (path.but(mask="square") for path in (CodePath(), *alternatives))',
         "pass",
         "audit/test_code_paths.py::test_a_leak_under_a_square_mask_is_found_there",
     ),
-    change(
+    Mutant(
         "the audit: no three rows",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "for n in ((1, 3) if exhaustive else (3,))",
         "for n in ()",
-        PATHS,
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[ThreeR"
+        "ows-the mean]",
     ),
-    switch_off(
+    Mutant(
         "the audit: no single row in training",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "yield plain_path.but(train=True, batch=1)",
-        STANDARD,
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_standard_audit[OneRow]",
     ),
-    switch_off("the audit: no other precision", CODE_PATHS, "yield CodePath(dtype=dtype)", PATHS),
-    switch_off("the audit: no autocast", CODE_PATHS, "yield CodePath(autocast=True)", PATHS),
-    switch_off("the audit: no wrapper", CODE_PATHS, "yield plain_path.but(wrapped=True)", PATHS),
-    never(
+    Mutant(
+        "the audit: no other precision",
+        "auditing/code_paths.py",
+        "yield CodePath(dtype=dtype)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[HalfPr"
+        "ecision-the mean]",
+    ),
+    Mutant(
+        "the audit: no autocast",
+        "auditing/code_paths.py",
+        "yield CodePath(autocast=True)",
+        "pass",
+        "audit/test_code_paths.py::test_a_leak_on_one_path_is_found_there_in_a_quick_audit[Autoca"
+        "st-the mean]",
+    ),
+    Mutant(
+        "the audit: no wrapper",
+        "auditing/code_paths.py",
+        "yield plain_path.but(wrapped=True)",
+        "pass",
+        "audit/test_code_paths.py::test_an_honest_wrapper_is_clean",
+    ),
+    Mutant(
         "the audit: random numbers are a leak",
-        FUTURE,
-        "path.dropout and not interventions.draws_alike",
-        INTERFACES,
+        "auditing/checks/future.py",
+        "if path.dropout and not interventions.draws_alike",
+        "if False and path.dropout and not interventions.draws_alike",
+        "audit/test_interfaces.py::test_random_numbers_that_depend_on_tokens_are_no_leak",
     ),
     # lengths
-    *(
-        change(
-            f"the audit: no length {words} a number",
-            CODE_PATHS,
-            "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)",
-            f"lengths = ({', '.join(rest)},)",
-            LENGTHS,
-        )
-        for words, rest in (
-            ("above", ("min(2 * n + 1, max(budget.max_length, n + 2))", "n", "n - 1", "n + 2")),
-            ("of twice", ("n + 1", "n", "n - 1", "n + 2")),
-            ("of", ("n + 1", "min(2 * n + 1, max(budget.max_length, n + 2))", "n - 1", "n + 2")),
-            ("below", ("n + 1", "min(2 * n + 1, max(budget.max_length, n + 2))", "n", "n + 2")),
-            ("two above", ("n + 1", "min(2 * n + 1, max(budget.max_length, n + 2))", "n", "n - 1")),
-        )
+    Mutant(
+        "the audit: no length above a number",
+        "auditing/code_paths.py",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)",
+        "lengths = (min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2,)",
+        "audit/test_lengths.py::test_the_lengths_near_a_number",
     ),
-    switch_off("the audit: not every length", "audit.py", "future.every_length(session)", LENGTHS),
-    switch_off("the audit: no powers of two", CODE_PATHS, "candidates |= dict.fromkeys(powers)", LENGTHS),
-    change(
-        "the audit: no short lengths", CODE_PATHS, "range(3, budget.every_length + 1)", "range(3, 4)", LENGTHS
+    Mutant(
+        "the audit: no length of twice a number",
+        "auditing/code_paths.py",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)",
+        "lengths = (n + 1, n, n - 1, n + 2,)",
+        "audit/test_lengths.py::test_lengths_around_a_number_of_the_model_are_tried[123]",
     ),
-    never("the audit: no prefixes on further paths", FUTURE, '"length" in session.probes and n and', LENGTHS),
-    change(
+    Mutant(
+        "the audit: no length of a number",
+        "auditing/code_paths.py",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n - 1, n + 2,)",
+        "audit/test_lengths.py::test_lengths_around_a_number_of_the_model_are_tried[61]",
+    ),
+    Mutant(
+        "the audit: no length below a number",
+        "auditing/code_paths.py",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n + 2,)",
+        "audit/test_lengths.py::test_lengths_around_a_number_of_the_model_are_tried[60]",
+    ),
+    Mutant(
+        "the audit: no length two above a number",
+        "auditing/code_paths.py",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)",
+        "lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1,)",
+        "audit/test_lengths.py::test_lengths_around_a_number_of_the_model_are_tried[63]",
+    ),
+    Mutant(
+        "the audit: not every length",
+        "auditing/audit.py",
+        "future.every_length(session)",
+        "pass",
+        "audit/test_lengths.py::test_a_leak_at_lengths_that_no_number_names_is_found[thirty-one]",
+    ),
+    Mutant(
+        "the audit: no powers of two",
+        "auditing/code_paths.py",
+        "candidates |= dict.fromkeys(powers)",
+        "pass",
+        "audit/test_lengths.py::test_a_leak_at_lengths_that_no_number_names_is_found[one hundred "
+        "and twenty-eight]",
+    ),
+    Mutant(
+        "the audit: no short lengths",
+        "auditing/code_paths.py",
+        "range(3, budget.every_length + 1)",
+        "range(3, 4)",
+        "audit/test_lengths.py::test_every_length_finds_what_its_own_lengths_show",
+    ),
+    Mutant(
+        "the audit: no prefixes on further paths",
+        "auditing/checks/future.py",
+        'if "length" in session.probes and n and',
+        'if False and "length" in session.probes and n and',
+        "audit/test_lengths.py::test_a_prefix_that_is_another_on_one_path_alone_is_found",
+    ),
+    Mutant(
         "the audit: no length beyond a window",
-        CODE_PATHS,
+        "auditing/code_paths.py",
         "return [min_length, min_length + 3] if min_length > session.adapter.length - 2 else []",
         "return []",
-        OWN,
+        "audit/test_own.py::test_a_window_that_is_not_there_is_missed_whatever_its_size",
     ),
     # what is restored
-    switch_off(
-        "the audit: buffers stay bound", "isolation.py", "self.owner[self.name] = self.buffer", BETWEEN
+    Mutant(
+        "the audit: buffers stay bound",
+        "auditing/isolation.py",
+        "self.owner[self.name] = self.buffer",
+        "pass",
+        "audit/test_between_calls.py::test_a_buffer_that_is_bound_anew_is_restored_and_said_to_have_changed",
     ),
-    switch_off("the audit: buffers stay written", "isolation.py", "self.buffer.copy_(self.value)", BETWEEN),
-    change(
+    Mutant(
+        "the audit: buffers stay written",
+        "auditing/isolation.py",
+        "self.buffer.copy_(self.value)",
+        "pass",
+        "audit/test_between_calls.py::test_a_buffer_that_is_bound_anew_and_written_has_its_old_values",
+    ),
+    Mutant(
         "the audit: tables that grew shrink",
-        "isolation.py",
+        "auditing/isolation.py",
         "current is not self.buffer and current is not None and current.shape == self.buffer.shape",
         "current is not self.buffer and current is not None",
-        BETWEEN,
+        "audit/test_between_calls.py::test_a_table_that_has_grown_stays",
     ),
-    switch_off("the audit: attributes stay", "isolation.py", "self.owner.update(self.values)", BETWEEN),
-    change(
+    Mutant(
+        "the audit: attributes stay",
+        "auditing/isolation.py",
+        "self.owner.update(self.values)",
+        "pass",
+        "audit/test_between_calls.py::test_an_earlier_call_that_moves_a_later_one_is_found_in_its"
+        "_module[Attribute]",
+    ),
+    Mutant(
         "the audit: lists stay filled",
-        "audit.py",
+        "auditing/audit.py",
         "isolation.preserve_contents(audited.module),",
         "",
-        BETWEEN,
+        "audit/test_between_calls.py::test_attributes_are_afterwards_what_they_were",
     ),
-    change(
+    Mutant(
         "the audit: weights of zero stay",
-        "isolation.py",
+        "auditing/isolation.py",
         "                and not _has_nonzero(p)\n",
         "                and False\n",
-        GAPS,
+        "audit/test_check_parts.py::test_a_gate_of_zero_hides_nothing",
     ),
     # state between calls
-    change(
+    Mutant(
         "the audit: nothing between calls",
-        "first_calls.py",
+        "auditing/first_calls.py",
         "            check_between_calls(session, path)",
         "            pass",
-        BETWEEN,
+        "audit/test_between_calls.py::test_an_earlier_call_that_moves_a_later_one_is_found_in_its"
+        "_module[Buffer]",
     ),
-    change(
+    Mutant(
         "the audit: no method forgets",
-        "checks/between_calls.py",
+        "auditing/checks/between_calls.py",
         "if reset := _reset_method(module):",
         "if reset := None:",
-        BETWEEN,
+        "audit/test_between_calls.py::test_a_model_with_a_method_to_forget_is_clean_with_a_note",
     ),
-    change(
+    Mutant(
         "the audit: a counter is clean",
-        "checks/between_calls.py",
+        "auditing/checks/between_calls.py",
         "            if adapter.keeps_state:",
         "            if False:",
-        BETWEEN,
+        "audit/test_between_calls.py::test_what_counts_calls_has_no_verdict",
     ),
     # losses
-    switch_off(
+    Mutant(
         "the audit: no target leakage",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "check_target_leakage(session, path, label_argument)",
-        TARGETS,
+        "pass",
+        "audit/test_target_leakage.py::test_a_label_that_is_judged_by_what_has_read_it_is_found[Focal]",
     ),
-    change(
+    Mutant(
         "the audit: a label may read itself",
-        "checks/target_leakage.py",
+        "auditing/checks/target_leakage.py",
         "if probe.change(contribution, behind, position) > tolerance:",
         "if False:",
-        TARGETS,
+        "audit/test_target_leakage.py::test_a_label_that_is_judged_by_what_has_read_it_is_found[Focal]",
     ),
-    never(
+    Mutant(
         "the audit: labels may be shifted twice",
-        "checks/target_leakage.py",
-        "num_judged and not num_following:",
-        TARGETS,
+        "auditing/checks/target_leakage.py",
+        "if num_judged and not num_following:",
+        "if False and num_judged and not num_following:",
+        "audit/test_target_leakage.py::test_labels_that_are_shifted_twice_are_found",
     ),
-    switch_off(
-        "the audit: decoders may read labels", "checks/labels.py", "check_fed_labels(session, path)", TARGETS
+    Mutant(
+        "the audit: decoders may read labels",
+        "auditing/checks/labels.py",
+        "check_fed_labels(session, path)",
+        "pass",
+        "audit/test_check_parts.py::test_the_first_position_of_a_decoder_must_not_read_labels",
     ),
-    change(
+    Mutant(
         "the audit: decoders may read the last label",
-        "checks/target_leakage.py",
+        "auditing/checks/target_leakage.py",
         "((length - 1, slice(None)), (0, slice(1)))",
         "((0, slice(1)),)",
-        TARGETS,
+        "audit/test_target_leakage.py::test_a_decoder_that_reads_its_answers_is_found",
     ),
-    change(
+    Mutant(
         "the audit: the first position may read labels",
-        "checks/target_leakage.py",
+        "auditing/checks/target_leakage.py",
         "((length - 1, slice(None)), (0, slice(1)))",
         "((length - 1, slice(None)),)",
-        GAPS,
+        "audit/test_check_parts.py::test_the_first_position_of_a_decoder_must_not_read_labels",
     ),
-    switch_off("the audit: no padded loss", "audit.py", "check_padded_loss(session, path)", PADDED_LOSS),
-    change(
+    Mutant(
+        "the audit: no padded loss",
+        "auditing/audit.py",
+        "check_padded_loss(session, path)",
+        "pass",
+        "audit/test_padded_loss.py::test_a_loss_that_padding_changes_is_found[OverAll]",
+    ),
+    Mutant(
         "the audit: the padded loss in eval mode alone",
-        "audit.py",
+        "auditing/audit.py",
         'main_paths[:2], "padding, the loss"',
         'main_paths[:1], "padding, the loss"',
-        PADDED_LOSS,
+        "audit/test_padded_loss.py::test_a_loss_that_padding_changes_is_found[InTraining]",
     ),
-    change(
+    Mutant(
         "the audit: labels may be anywhere",
-        "checks/label_loss.py",
+        "auditing/checks/label_loss.py",
         "if logits_row != row or logits_position != position - shift:",
         "if False:",
-        LABELS,
+        "audit/test_labels.py::test_labels_judged_in_the_wrong_place_are_told",
     ),
-    change(
+    Mutant(
         "the audit: labels of no weight",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "if not (moves[0] > IGNORED_TOLERANCE and moves[0] > 2 * moves[1]):",
         "if True:",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_a_loss_is_said",
     ),
-    change(
+    Mutant(
         "the audit: ignored labels may count",
-        "checks/label_loss.py",
+        "auditing/checks/label_loss.py",
         "ignored == IGNORE_INDEX\n",
         "False\n",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_a_loss_is_said",
     ),
-    change(
+    Mutant(
         "the audit: labels may be judged by nothing",
-        "checks/label_loss.py",
+        "auditing/checks/label_loss.py",
         "if losses.isfinite().all() and is_constant(losses):",
         "if False:",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_a_loss_is_said",
     ),
-    change(
+    Mutant(
         "the audit: small batches need not add up",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "    _check_accumulation(session, path)\n",
         "    pass\n",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_a_loss_is_said",
     ),
-    change(
+    Mutant(
         "the audit: no long sequences of labels",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "_check_long_sequence(session, path, label_argument)\n\n\n",
         "pass\n\n\n",
-        LABELS,
+        "audit/test_labels.py::test_labels_judged_in_the_wrong_place_are_told",
     ),
-    change(
+    Mutant(
         "the audit: no batch of one with labels",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "for batch_size in (2, 1)]",
         "for batch_size in (2,)]",
-        LABELS,
+        "audit/test_labels.py::test_labels_judged_in_the_wrong_place_are_told",
     ),
-    change(
+    Mutant(
         "the audit: scores may read labels",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "if not _logits_ignore_labels(session, path, label_argument) or",
         "if",
-        LABELS,
+        "audit/test_labels.py::test_labels_judged_in_the_wrong_place_are_told",
     ),
-    change(
+    Mutant(
         "the audit: made inputs need no shift",
-        "checks/labels.py",
+        "auditing/checks/labels.py",
         "or not _decoder_input_is_shifted(\n                session, path, label_argument\n            )",
         "",
-        LABELS,
+        "audit/test_labels.py::test_a_decoder_must_not_be_fed_its_answers",
     ),
     # the KV cache
-    change(
+    Mutant(
         "the audit: no chunks",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         "if not self.check_chunks(chunk_sizes, seed=120 + n):",
         "if False:",
-        CACHE,
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
     ),
-    change(
+    Mutant(
         "the audit: no long texts from a cache",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         "if not self.check_chunks(chunk_sizes, seed=140 + n):",
         "if False:",
-        CACHE,
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
     ),
-    change(
+    Mutant(
         "the audit: no single row from a cache",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         "if not self.session.essential and not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1):",
         "if False:",
-        GAPS,
+        "audit/test_check_parts.py::test_a_cache_of_a_single_row_is_checked",
     ),
-    change(
+    Mutant(
         "the audit: no shorter text after a longer one",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         "if not self.check_chunks([2, 1, 1], seed=151, batch=2):",
         "if False:",
-        CACHE,
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
     ),
-    change(
+    Mutant(
         "the audit: no positions with a cache",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         '("positions given", self.check_positions),',
         "",
-        CACHE,
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
     ),
-    change(
+    Mutant(
         "the audit: no padding in a cache",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         '("padding on the left", self.check_left_padding),',
         "",
-        CACHE,
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
     ),
-    change(
+    Mutant(
         "the audit: no rows in another order",
-        "checks/cache.py",
+        "auditing/checks/cache.py",
         '("rows in another order", self.check_reorder),',
         "",
-        CACHE,
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
     ),
-    change("the audit: no cache is cut back", "checks/cache.py", '("cut back", self.check_crop),', "", CACHE),
+    Mutant(
+        "the audit: no cache is cut back",
+        "auditing/checks/cache.py",
+        '("cut back", self.check_crop),',
+        "",
+        "audit/test_cache.py::test_a_fault_in_the_cache_is_told",
+    ),
     # packing
-    switch_off(
+    Mutant(
         "the audit: no rows of many texts",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         'out.append(("many texts in two rows", rows))',
-        PACKING,
+        "pass",
+        "audit/test_packing.py::test_texts_that_see_each_other_are_told",
     ),
-    change(
+    Mutant(
         "the audit: neighbours may be read",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         "if not _documents_are_separate(session, path, packed, rows, zero_is_ordinary):",
         "if False:",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_packed_texts_is_said",
     ),
-    change(
+    Mutant(
         "the audit: no text alone",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         "for precision_path in dict.fromkeys([session.in_float64(path), path][:num_precisions]):",
         "for precision_path in ():",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_packed_texts_is_said",
     ),
-    switch_off(
+    Mutant(
         "the audit: no loss at the border",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         "_check_loss_at_borders(session, paths[0], packing_arguments)",
-        GAPS,
+        "pass",
+        "audit/test_check_parts.py::test_what_is_wrong_with_packed_texts_is_said",
     ),
-    switch_off(
+    Mutant(
         "the audit: nothing on missing positions",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         "_check_without_positions(session, paths[0])",
-        PACKING,
+        "pass",
+        "audit/test_packing.py::test_positions_left_to_the_caller_are_a_note",
     ),
-    change(
+    Mutant(
         "the audit: no cumulative lengths",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         "if cu_seqlens_name is not None:",
         "if False:",
-        PACKING,
+        "audit/test_packing.py::test_texts_that_see_each_other_are_told",
     ),
-    change(
+    Mutant(
         "the audit: no mask of numbers",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         "and int(example_mask.max()) > 1",
         "and False",
-        PACKING,
+        "audit/test_packing.py::test_a_mask_of_numbers_names_texts",
     ),
-    change(
+    Mutant(
         "the audit: zero is no text",
-        "checks/packing.py",
+        "auditing/checks/packing.py",
         '[zero_last] if is_keepleft or packing_arguments.mode == "mask" else [zero_first, zero_last],',
         "[PackedRow(three_lengths, tuple(range(1, len(three_lengths) + 1)))],",
-        PACKING,
+        "audit/test_packing.py::test_texts_that_see_each_other_are_told",
     ),
     # NaN
-    switch_off(
+    Mutant(
         "the audit: NaN backwards is fine",
-        "checks/nan.py",
+        "auditing/checks/nan.py",
         "_check_backward(session, path, case, inputs, real_mask)",
-        GAPS,
+        "pass",
+        "audit/test_check_parts.py::test_nan_in_gradients_alone_is_found",
     ),
-    change(
+    Mutant(
         "the audit: NaN in half precision is fine",
-        "checks/nan.py",
+        "auditing/checks/nan.py",
         "_check_half_precision(session, path)\n\n\n",
         "pass\n\n\n",
-        NAN,
+        "audit/test_nan.py::test_nan_is_found_where_it_is_the_models_doing",
     ),
-    change(
+    Mutant(
         "the audit: NaN in long texts is fine",
-        "checks/nan.py",
+        "auditing/checks/nan.py",
         "    if not session.essential:\n        _check_long_sequence(session)\n",
         "",
-        NAN,
+        "audit/test_nan.py::test_nan_is_found_where_it_is_the_models_doing",
     ),
-    change(
+    Mutant(
         "the audit: NaN forwards is fine",
-        "checks/nan.py",
+        "auditing/checks/nan.py",
         "if not out.isnan().any():\n        return True\n    add",
         "if True:\n        return True\n    add",
-        NAN,
+        "audit/test_nan.py::test_nan_is_found_where_it_is_the_models_doing",
     ),
-    change(
+    Mutant(
         "the audit: no row of padding alone",
-        "checks/nan.py",
+        "auditing/checks/nan.py",
         "torch.tensor([length, length - 4, 0])",
         "torch.tensor([length, length - 4, 1])",
-        GAPS,
+        "audit/test_check_parts.py::test_nan_is_found_in_the_case_that_shows_it",
     ),
-    change(
+    Mutant(
         "the audit: no single row for NaN",
-        "checks/nan.py",
+        "auditing/checks/nan.py",
         'yield "one row", adapter.make_inputs(1, seed=70), torch.ones(1, adapter.length, dtype=torch.bool)',
         "pass",
-        GAPS,
+        "audit/test_check_parts.py::test_nan_is_found_in_the_case_that_shows_it",
     ),
     # batches
-    change(
+    Mutant(
         "the audit: no row alone",
-        "checks/batch.py",
+        "auditing/checks/batch.py",
         "for call_pair in _single_row_pairs(session)):",
         "for call_pair in ()):",
-        GAPS,
+        "audit/test_check_parts.py::test_what_other_rows_do_is_said",
     ),
-    change(
-        "the audit: no eight rows", "checks/batch.py", "LARGE_BATCH_SIZE = 8", "LARGE_BATCH_SIZE = 4", BATCH
+    Mutant(
+        "the audit: no eight rows",
+        "auditing/checks/batch.py",
+        "LARGE_BATCH_SIZE = 8",
+        "LARGE_BATCH_SIZE = 4",
+        "audit/test_batch.py::test_rows_are_kept_apart",
     ),
-    change(
+    Mutant(
         "the audit: batches on main paths alone",
-        "checks/batch.py",
+        "auditing/checks/batch.py",
         "for unchanged_rows in torch.tensor([[0, 1, 1], [1, 0, 0]]).bool()",
         "for unchanged_rows in ()",
-        BATCH,
+        "audit/test_batch.py::test_each_path_that_is_offered_is_looked_at",
     ),
-    switch_off(
+    Mutant(
         "the audit: padding of other rows is fine",
-        "checks/batch.py",
+        "auditing/checks/batch.py",
         "check_padding_of_other_rows(session, float64_path)",
-        BATCH,
+        "pass",
+        "audit/test_batch.py::test_rows_are_kept_apart",
     ),
-    change(
+    Mutant(
         "the audit: no copies of a row",
-        "checks/batch.py",
+        "auditing/checks/batch.py",
         "repeated_row = base.tokens[row : row + 1].expand_as(base.tokens)",
         "repeated_row = new",
-        GAPS,
+        "audit/test_check_parts.py::test_what_other_rows_do_is_said",
     ),
     # padding
-    change(
+    Mutant(
         "the audit: no amounts of padding",
-        "checks/padding.py",
+        "auditing/checks/padding.py",
         'for precision_path in precision_paths if side == "right" or skips_padding else ():',
         "for precision_path in ():",
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_padding_is_said",
     ),
-    change(
+    Mutant(
         "the audit: no contents of padding",
-        "checks/padding.py",
+        "auditing/checks/padding.py",
         "for batch_size in content_batches:",
         "for batch_size in ():",
-        PADDING,
+        "audit/test_padding.py::test_padding_is_found_in_any_row_form_and_place",
     ),
-    change("the audit: no five padded rows", "checks/padding.py", "else (1, 5)", "else (1, 3)", PADDING),
-    change(
+    Mutant(
+        "the audit: no five padded rows",
+        "auditing/checks/padding.py",
+        "else (1, 5)",
+        "else (1, 3)",
+        "audit/test_padding.py::test_padding_is_found_in_any_row_form_and_place",
+    ),
+    Mutant(
         "the audit: no hole in a mask",
-        "checks/padding.py",
+        "auditing/checks/padding.py",
         "keep_mask[0, third : third + 2] = keep_mask[1, 2 * third] = False",
         "pass",
-        PADDING,
+        "audit/test_padding.py::test_padding_is_found_in_any_row_form_and_place",
     ),
-    change(
+    Mutant(
         "the audit: no padding on the left",
-        "checks/padding.py",
+        "auditing/checks/padding.py",
         'return ("right", "left")',
         'return ("right",)',
-        GAPS,
+        "audit/test_check_parts.py::test_what_is_wrong_with_padding_is_said",
     ),
-    change(
+    Mutant(
         "the audit: no padding on the right",
-        "checks/padding.py",
+        "auditing/checks/padding.py",
         'return ("right", "left")',
         'return ("left",)',
-        GAPS,
+        "audit/test_check_parts.py::test_padding_on_the_right_is_checked",
     ),
-    change(
+    Mutant(
         "the audit: no boolean mask with padding",
-        "checks/padding.py",
+        "auditing/checks/padding.py",
         '[CodePath(mask="boolean")]\n        if',
         "[]\n        if",
-        PADDING,
+        "audit/test_padding.py::test_padding_is_found_in_any_row_form_and_place",
     ),
     # rounding
-    change(
+    Mutant(
         "the audit: a thousand times the tolerance",
-        "rounding.py",
+        "auditing/rounding.py",
         "return 3e-4 if dtype == torch.float32 else 0.12",
         "return 0.3 if dtype == torch.float32 else 0.12",
-        ALARMS,
+        "audit/test_false_alarms.py::test_how_far_apart_outputs_of_other_shapes_may_lie",
     ),
-    change(
+    Mutant(
         "the audit: a thousand times the tolerance in float64",
-        "rounding.py",
+        "auditing/rounding.py",
         "return 1e-9 if",
         "return 1e-6 if",
-        ALARMS,
+        "audit/test_false_alarms.py::test_how_far_apart_outputs_of_other_shapes_may_lie",
     ),
-    change(
+    Mutant(
         "the audit: everything rounds",
-        "rounding.py",
+        "auditing/rounding.py",
         "MAX_ROUNDING_ULPS = 1024",
         "MAX_ROUNDING_ULPS = 1024000",
-        ALARMS,
+        "audit/test_false_alarms.py::test_a_large_change_is_no_rounding",
     ),
-    change(
+    Mutant(
         "the audit: nothing rounds",
-        "rounding.py",
+        "auditing/rounding.py",
         "MAX_ROUNDING_ULPS = 1024",
         "MAX_ROUNDING_ULPS = 0",
-        ALARMS,
+        "audit/test_false_alarms.py::test_a_small_change_that_float64_does_not_show_is_rounding",
     ),
-    change(
+    Mutant(
         "the audit: rounding is not confirmed in float64",
-        "rounding.py",
+        "auditing/rounding.py",
         "if float64_change is not None and float64_change < size / 100:",
         "if False:",
-        ALARMS,
+        "audit/test_false_alarms.py::test_an_honest_model_that_rounds_is_clean",
     ),
-    change(
+    Mutant(
         "the audit: a leak is not confirmed in float64",
-        "rounding.py",
+        "auditing/rounding.py",
         "if float64_change is not None and float64_change > 1e-5:\n            return True",
         "if float64_change is not None and float64_change > 1e-5:\n            return False",
-        ALARMS,
+        "audit/test_false_alarms.py::test_a_small_change_that_float64_shows_as_well_is_real",
     ),
-    change(
+    Mutant(
         "the audit: masks keep their precision",
-        "model_adapter.py",
+        "auditing/model_adapter.py",
         "stack.enter_context(isolation.MasksOfOneDtype())",
         "pass",
-        ALARMS,
+        "audit/test_false_alarms.py::test_an_honest_model_that_rounds_is_clean",
     ),
     # large and slow models
-    change(
+    Mutant(
         "the audit: no first round",
-        "audit.py",
+        "auditing/audit.py",
         "budgets.insert(0, full_budget.of_round(ESSENTIAL))",
         "pass",
-        LARGE,
+        "audit/test_large_models.py::test_all_seven_kinds_are_checked_when_no_time_is_left[CompleteModel]",
     ),
-    change(
+    Mutant(
         "the audit: the first round runs out of time",
-        "session.py",
+        "auditing/session.py",
         "if self.seconds is None or self.essential:",
         "if self.seconds is None:",
-        LARGE,
+        "audit/test_large_models.py::test_a_model_is_large_by_its_parameters_and_only_where_time_is_limited",
     ),
-    change(
+    Mutant(
         "the audit: no shares of the time",
-        "audit.py",
+        "auditing/audit.py",
         "FIRST_ROUND_SHARES if budget is budgets[0] else {}",
         "{}",
-        SHARES,
+        "audit/test_time_shares.py::test_all_kinds_of_a_slow_model_are_checked",
     ),
-    change(
+    Mutant(
         "the audit: pairs are compared twice",
-        "checks/agreement.py",
+        "auditing/checks/agreement.py",
         "if key not in agreements:",
         "if True:",
-        LARGE,
+        "audit/test_large_models.py::test_a_pair_of_calls_is_compared_once",
     ),
-    change(
+    Mutant(
         "the audit: stale outputs",
-        "isolation.py",
+        "auditing/isolation.py",
         "last_arguments = _copy_tensors(arguments)",
         "last_arguments = arguments",
-        LARGE,
+        "audit/test_large_models.py::test_an_input_that_was_changed_in_place_is_another_input",
     ),
-    change(
+    Mutant(
         "the audit: outputs are used for ever",
-        "isolation.py",
+        "auditing/isolation.py",
         'vars(submodule).pop("forward", None)',
         "pass",
-        LARGE,
+        "audit/test_large_models.py::test_the_outputs_are_used_again_for_a_while_only",
     ),
-    change(
+    Mutant(
         "the audit: outputs are computed anew",
-        "isolation.py",
+        "auditing/isolation.py",
         "if not _same_values(arguments, last_arguments):",
         "if True:",
-        LARGE,
+        "audit/test_large_models.py::test_a_submodule_is_called_once_for_equal_inputs",
     ),
     # what is audited
-    change(
+    Mutant(
         "the audit: the smallest table has the vocabulary",
-        "first_calls.py",
+        "auditing/first_calls.py",
         "            _detect_vocabulary(adapter, path)\n",
         "",
-        VOCABULARY,
+        "audit/test_vocabulary.py::test_the_ids_are_those_of_the_table_of_tokens",
     ),
-    change(
+    Mutant(
         "the audit: the smallest table of tokens counts",
-        "first_calls.py",
+        "auditing/first_calls.py",
         "size > guessed_size}, reverse=True)",
         "size > guessed_size})",
-        VOCABULARY,
+        "audit/test_vocabulary.py::test_the_ids_are_those_of_the_table_of_tokens",
     ),
-    change(
+    Mutant(
         "the audit: a refused table counts",
-        "first_calls.py",
+        "auditing/first_calls.py",
         "        adapter.use_vocab(guessed_size)\n",
         "",
-        VOCABULARY,
+        "audit/test_vocabulary.py::test_of_two_tables_of_tokens_the_smaller_one_counts",
     ),
-    change(
+    Mutant(
         "the audit: flat outputs are by row",
-        "first_calls.py",
+        "auditing/first_calls.py",
         "            _detect_flat_order(adapter, path)\n",
         "",
-        INTERFACES,
+        "audit/test_interfaces.py::test_a_leak_is_found_behind_each_interface_and_its_twin_is_clean",
     ),
-    change(
+    Mutant(
         "the audit: tokens may be written",
-        "audit.py",
+        "auditing/audit.py",
         "if audited.main_argument in audited.mutated_arguments:",
         "if False:",
-        SHARES,
+        "audit/test_time_shares.py::test_an_argument_that_is_changed_in_place_is_a_note_unless_it"
+        "_is_the_tokens",
     ),
-    change(
+    Mutant(
         "the audit: the model's time is the audit's twice",
-        "model_adapter.py",
+        "auditing/model_adapter.py",
         "self.model_seconds += time.perf_counter() - started_at",
         "self.model_seconds += 2 * (time.perf_counter() - started_at)",
-        SHARES,
+        "audit/test_time_shares.py::test_the_time_in_the_model_is_part_of_the_time",
     ),
-    switch_off(
+    Mutant(
         "the audit: no likely cause",
-        "audit.py",
+        "auditing/audit.py",
         'session.explain_future(cause, [remedy("future", kind) for kind in ("", "attention")])',
-        "audit/test_likely_cause.py",
+        "pass",
+        "audit/test_likely_cause.py::test_the_likely_cause_is_said",
     ),
-    change(
+    Mutant(
         "the audit: one bug is two findings",
-        "session.py",
+        "auditing/session.py",
         "        if key in same_kind:\n            return key\n",
         "",
-        "audit/test_reproducers.py",
+        "audit/test_reproducers.py::test_the_same_line_in_two_modules_is_one_finding",
     ),
 ]
