@@ -111,6 +111,14 @@ def test_lengths_around_a_number_of_the_model_are_tried(length):
     assert {finding.kind for finding in report.findings} == {"future"}, report.text()
 
 
+@pytest.mark.parametrize("size", [145, 160, 200])
+def test_a_window_that_is_wider_than_every_other_length_is_tried(size):
+    claim = kl.causal & kl.window(size)
+    report = audited(Choosing(lambda _: False), claim=claim, layers=1, probes=["substitution"])
+    assert {finding.kind for finding in report.findings} == {"future"}, report.text()
+    assert kl.audit(nn.Embedding(VOCAB, WIDTH), claim=claim, layers=1, budget="quick", checks=["future"]).ok
+
+
 def test_the_lengths_near_a_number():
     assert set(nearby_lengths(9, BUDGETS["quick"])) == {8, 9, 10, 11, 19}
     assert set(nearby_lengths(90, BUDGETS["quick"])) == {89, 90, 91, 92, 140}
