@@ -159,29 +159,44 @@ def test_a_gate_of_zero_hides_nothing(leak, verdict):
 # -- labels ------------------------------------------------------------------------------------
 
 
-class FirstReadsItself(nn.Module):
-    """A decoder whose start token is the first label."""
+class FedDecoder(nn.Module):
+    """A decoder that reads something in front of all labels but the last."""
 
-    def __init__(self, start=lambda labels: labels[:, :1]) -> None:
+    def __init__(self, shifted) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.rnn = nn.GRU(WIDTH, WIDTH, batch_first=True)
-        self.start = start
+        self.shifted = shifted
 
     def forward(self, input_ids, labels):
-        shifted = torch.cat([self.start(labels), labels[:, :-1]], 1).clamp(min=0)
-        hidden = self.rnn(self.embed(shifted))[0] + self.embed(input_ids).mean(1, True)
+        hidden = self.rnn(self.embed(self.shifted(labels).clamp(min=0)))[0] + self.embed(input_ids).mean(
+            1, True
+        )
         logits = hidden @ self.embed.weight.T
         return {"loss": F.cross_entropy(logits.transpose(1, 2), labels), "logits": logits}
 
 
-def test_the_first_position_of_a_decoder_must_not_read_labels():
+@pytest.mark.parametrize(
+    ("shifted", "words"),
+    [
+        (lambda labels: torch.cat([labels[:, :1], labels[:, :-1]], 1), "labels from position 0 on"),
+        (lambda labels: labels.roll(1, 1), "labels from position"),
+        (
+            lambda labels: torch.cat([0 * labels[:, :1], labels[:, -1:], labels[:, 1:-1]], 1),
+            "scores at position 1 move",
+        ),
+    ],
+)
+def test_no_position_of_a_decoder_may_read_the_last_label_and_the_first_none(shifted, words):
     example = {name: torch.randint(VOCAB, (2, 9)) for name in ("input_ids", "labels")}
-    report = audited(FirstReadsItself(), "labels", example=example)
-    assert "labels from position 0 on" in report.findings[0].message, report.text()
-    honest = FirstReadsItself(lambda labels: torch.zeros_like(labels[:, :1]))
-    assert audited(honest, "labels", example=example).ok
+    report = audited(FedDecoder(shifted), "labels", example=example)
+    assert words in report.findings[0].message, report.text()
+
+
+def test_a_decoder_that_reads_a_start_token_and_the_labels_before_is_clean():
+    example = {name: torch.randint(VOCAB, (2, 9)) for name in ("input_ids", "labels")}
+    assert audited(FedDecoder(lambda labels: F.pad(labels[:, :-1], (1, 0))), "labels", example=example).ok
 
 
 class Smoothed(LabelsModel):
