@@ -249,26 +249,45 @@ def test_a_right_loss_is_clean(model):
 # -- the cache, packing ------------------------------------------------------------------------
 
 
-class OneRowCache(CompleteModel):
-    """Of a single row, the cache forgets."""
+class Forgetful(CompleteModel):
+    """The cache forgets in some steps. forgets: (rows, keys, new tokens) → whether it does"""
 
-    rows = 1
+    def __init__(self, forgets, max_length: int = 1000) -> None:
+        super().__init__()
+        self.forgets = forgets
+        self.max_positions = max_length
 
     def forward(self, input_ids, past_key_values=None):
-        if past_key_values is not None and len(input_ids) == self.rows:
-            past_key_values = tuple(0 * part for part in past_key_values)
+        rows, length = input_ids.shape
+        keys = length
+        if past_key_values is not None:
+            keys += past_key_values[0].shape[1]
+            if self.forgets(rows, keys, length):
+                past_key_values = tuple(0 * part for part in past_key_values)
+        if keys > self.max_positions:
+            raise IndexError("there are no positions beyond")
         return super().forward(input_ids, past_key_values=past_key_values)
 
 
-def test_a_cache_of_a_single_row_is_checked():
-    report = audited(OneRowCache(), "cache")
+@pytest.mark.parametrize(
+    ("forgets", "max_length", "words"),
+    [
+        (lambda rows, keys, length: rows == 1, 1000, "batch 1"),
+        (lambda rows, keys, length: rows == 2 and keys > 5, 13, "length 13"),
+        (lambda rows, keys, length: keys > 13, 1000, "batch 2, length"),
+        (lambda rows, keys, length: (keys, length) == (3, 1), 1000, "in pieces of 2, 1"),
+    ],
+)
+def test_a_cache_is_checked_in_every_kind_of_step(forgets, max_length, words):
+    report = audited(Forgetful(forgets, max_length), "cache")
     assert {finding.kind for finding in report.findings} == {"cache"}, report.text()
-    assert "batch 1" in report.findings[0].path
-    OneRowCache.rows = 99
-    try:
-        assert audited(OneRowCache(), "cache").ok
-    finally:
-        OneRowCache.rows = 1
+    assert words in report.findings[0].path
+
+
+@pytest.mark.parametrize("max_length", [13, 1000])
+def test_a_cache_that_forgets_nothing_is_clean(max_length):
+    report = audited(Forgetful(lambda *_: False, max_length), "cache")
+    assert report.ok, report.text()
 
 
 class Placed(CompleteModel):
