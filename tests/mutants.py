@@ -1,8 +1,9 @@
-"""Do the tests notice? Break lines of masks, training, decoding and evaluation, one at a time in a copy: the
-suite must fail.
+"""Do the tests notice? Break lines of masks, training, decoding, evaluation and the audit, one at a time in a
+copy: the suite must fail.
 
-python tests/mutants.py            all of them, a line each; exit code 1 if any survives python
-tests/mutants.py slot       those with this word in their name
+python tests/mutants.py            all of them, a line each; exit code 1 if any survives
+python tests/mutants.py slot       those with this word in their name
+python tests/mutants.py audit      those of the auditor
 """
 
 from __future__ import annotations
@@ -14,17 +15,10 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+
+from audit_mutants import AUDIT_MUTANTS, Mutant
 
 ROOT = Path(__file__).parent.parent
-
-
-class Mutant(NamedTuple):
-    name: str
-    file: str  # below src/keepleft
-    line: str  # as it stands
-    broken: str
-    tests: str  # those that should notice, below tests/
 
 
 LAWS = "laws"
@@ -678,6 +672,7 @@ MUTANTS = [
         "start = width - self.new_count.view(-1, 1) + 1\n",
         STEADY,
     ),
+    *AUDIT_MUTANTS,
 ]
 
 

@@ -117,6 +117,7 @@ def audit(
                 _preserve_rng_state(),
                 _limit_threads(session),
                 isolation.preserve_state(audited.module),
+                isolation.preserve_contents(audited.module),
                 isolation.randomize_zero_weights(audited.module) as num_zero_weights,
             ):
                 session.num_randomized = num_zero_weights

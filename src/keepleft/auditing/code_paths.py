@@ -303,7 +303,7 @@ def lengths_to_try(session: AuditSession, *, every: bool = False) -> list[int]:
     """
     budget = session.budget
     config_numbers = session.adapter.facts.config_numbers
-    window_lengths = _lengths_beyond_window(session)
+    window_lengths = lengths_beyond_window(session)
     candidates = dict.fromkeys([*window_lengths, 1, 2])
     for n in config_numbers:
         candidates |= dict.fromkeys(nearby_lengths(n, budget))
@@ -338,7 +338,7 @@ def nearby_lengths(n: int, budget: Budget) -> list[int]:
     return [length for length in lengths if 1 <= length <= budget.max_length]
 
 
-def _lengths_beyond_window(session: AuditSession) -> list[int]:
+def lengths_beyond_window(session: AuditSession) -> list[int]:
     """A window shows only in sequences that are longer than it reaches through all layers."""
     window = window_size(session.claim)
     if window is None:

@@ -251,11 +251,13 @@ def _detect_vocabulary(adapter: ModelAdapter, path: CodePath) -> None:
     finally:
         for hook in hooks:
             hook.remove()
-    if not sizes or min(sizes) <= len(adapter.sampler.pool):
-        return
-    adapter.use_vocab(min(sizes))
-    if not _runs(adapter, adapter.make_inputs(2), path):
-        adapter.use_vocab(len(adapter.sampler.pool))
+    guessed_size = len(adapter.sampler.pool)
+    # a smaller table may be looked up by what is made of the tokens, the same for the few ids that were tried
+    for size in sorted({size for size in sizes if size > guessed_size}, reverse=True):
+        adapter.use_vocab(size)
+        if _runs(adapter, adapter.make_inputs(2), path):
+            return
+        adapter.use_vocab(guessed_size)
 
 
 def _detect_flat_order(adapter: ModelAdapter, path: CodePath) -> None:

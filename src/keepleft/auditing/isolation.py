@@ -298,6 +298,16 @@ def snapshot_attributes(module: nn.Module) -> list[SavedAttributes]:
     return out
 
 
+@contextmanager
+def preserve_contents(module: nn.Module | None) -> Iterator[None]:
+    """Restore what the lists, dicts and tensors among a module's attributes hold afterwards."""
+    snapshot = snapshot_attributes(module) if module is not None else []
+    try:
+        yield
+    finally:
+        restore_state(snapshot)
+
+
 StateSnapshot = Sequence[SavedBuffer | SavedAttributes]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from keepleft.auditing import interventions, outputs, rounding
 from keepleft.auditing.checks import findings, reproducer
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
-from keepleft.auditing.code_paths import CodePath, lengths_to_try, nearby_lengths
+from keepleft.auditing.code_paths import CodePath, lengths_beyond_window, lengths_to_try, nearby_lengths
 from keepleft.auditing.model_adapter import CallError, Inputs, perturb_rows
 from keepleft.auditing.probe_inputs import (
     Perturbation,
@@ -176,9 +176,10 @@ def _check_path(
 
 
 def _is_near_number(session: AuditSession, length: int) -> bool:
-    """Is this a length at which a number of the model's own may show?"""
+    """Is this a length at which a number of the model's own may show, or the window of the claim?"""
     numbers = session.adapter.facts.config_numbers
-    return any(length in nearby_lengths(n, session.budget) for n in numbers)
+    is_near = any(length in nearby_lengths(n, session.budget) for n in numbers)
+    return is_near or length in lengths_beyond_window(session)
 
 
 def _confirm(
