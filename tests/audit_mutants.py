@@ -941,7 +941,7 @@ AUDIT_MUTANTS = [
         "auditing/first_calls.py",
         "        adapter.use_vocab(guessed_size)\n",
         "",
-        "audit/test_vocabulary.py::test_of_two_tables_of_tokens_the_smaller_one_counts",
+        "audit/test_vocabulary.py::test_a_table_that_is_larger_than_what_the_model_takes_is_not_used",
     ),
     Mutant(
         "the audit: flat outputs are by row",
