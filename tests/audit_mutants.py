@@ -972,11 +972,4 @@ AUDIT_MUTANTS = [
         "pass",
         "audit/test_likely_cause.py::test_the_likely_cause_is_said",
     ),
-    Mutant(
-        "the audit: one bug is two findings",
-        "auditing/session.py",
-        "        if key in same_kind:\n            return key\n",
-        "",
-        "audit/test_reproducers.py::test_the_same_line_in_two_modules_is_one_finding",
-    ),
 ]
