@@ -47,6 +47,17 @@ class ByKind(Tabled):
         return self.kinds(tokens % 3)
 
 
+class ByHash(Tabled):
+    """Another table is looked up by ids modulo its size."""
+
+    def __init__(self, peeks: bool) -> None:
+        super().__init__(peeks)
+        self.hashed = nn.Embedding(20, WIDTH)
+
+    def extra(self, tokens):
+        return self.hashed(tokens % 20)
+
+
 class PlacesFirst(Tabled):
     """No table of kinds, and fewer positions than tokens."""
 
@@ -69,7 +80,7 @@ class Nested(nn.Module):
         return {"logits": self.inner(tokens)}
 
 
-MODELS = [Tabled, ByKind, PlacesFirst, Nested]
+MODELS = [Tabled, ByKind, ByHash, PlacesFirst, Nested]
 
 
 @pytest.mark.parametrize("model", MODELS)
