@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
+from keepleft.auditing import localize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,6 +75,27 @@ def test_the_line_names_the_function_that_it_calls():
     model = SoftmaxTagger()
     finding = audit_future(model).findings[0]
     assert finding.line == f"{line_of(model, 'einsum')}, in einsum()"
+
+
+class EmptyTagger(Tagger):
+    """Copies into new memory, which holds anything until then."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        copied = torch.empty_like(x)
+        copied[..., 8:].copy_(x[..., 8:])
+        copied[..., :8].copy_(x[..., :8])
+        return self.out(copied.flip(1))
+
+
+def test_memory_that_nothing_was_written_to_is_not_where_a_leak_enters():
+    model = EmptyTagger()
+    probe = localize.Probe(lambda: model(torch.arange(5)[None]), 1, 5, 0, 2)
+    records = localize._trace_ops(model, probe, None, with_grad=False)
+    written = [op for _, op, value in records if value is not None]
+    assert "empty_like" in [op for _, op, _ in records]
+    assert "flip" in written
+    assert not {"empty_like", "copy_"} & set(written)
 
 
 def causal_weights(scores):

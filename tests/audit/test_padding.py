@@ -143,3 +143,94 @@ class LuongOpen(Luong):
 def test_a_source_is_padded_on_the_right(model, kinds) -> None:
     report = kl.audit(model(), {"src": some(), "tgt": some()}, checks=["padding", "batch"], budget="quick")
     assert {finding.kind for finding in report.findings} == kinds, report.text()
+
+
+class WithCodes(Decoder):
+    """Adds codes (B, K, T) of three codebooks to the tokens."""
+
+    def forward(self, input_ids, codes, attention_mask=None):
+        hidden = super().forward(input_ids, attention_mask)
+        return hidden + self.head(self.embed(codes).sum(1))
+
+
+def test_codes_of_several_codebooks_are_padded_beside_the_tokens() -> None:
+    codes = torch.randint(1, VOCAB, (2, 3, 11), generator=torch.Generator().manual_seed(1))
+    report = kl.audit(WithCodes(), {"input_ids": some(), "codes": codes}, checks=["padding"], budget="quick")
+    assert report.ok, report.text()
+    assert "padding" in report.checked
+
+
+class WithAudio(Decoder):
+    """Text beside audio, whose mask it takes."""
+
+    def forward(self, input_ids, input_values=None, padding_mask=None):
+        hidden = super().forward(input_ids)
+        if input_values is None:
+            return hidden
+        return hidden + (input_values * padding_mask).mean()
+
+
+def test_the_mask_of_audio_is_not_that_of_the_text_beside_it() -> None:
+    report = kl.audit(WithAudio(), some(), checks=["padding", "nan"], budget="quick")
+    assert not report.findings, report.text()
+    assert "padding" not in report.checked
+
+
+class Shrinking(Decoder):
+    """Gives as many outputs at each position as the batch has real tokens in its longest row."""
+
+    def forward(self, input_ids, attention_mask=None):
+        count = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())
+        return super().forward(input_ids, attention_mask)[..., :count]
+
+
+def test_outputs_of_other_shapes_are_not_compared() -> None:
+    report = kl.audit(Shrinking(), some(), checks=["padding"], budget="quick")
+    assert not report.findings, report.text()
+    assert any("follows the inputs" in line for line in report.blocked), report.text()
+
+
+class Codec(Decoder):
+    """Reads three codes at each position, and takes labels for them."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        logits = super().forward(input_ids[..., 0], attention_mask)
+        logits = logits + self.head(self.embed(input_ids[..., 1:]).sum(2))
+        if labels is None:
+            return logits
+        wanted = labels[:, 1:, 0]
+        return nn.functional.cross_entropy(logits[:, :-1].mT, wanted), logits
+
+
+def test_a_loss_over_several_tokens_at_a_position_does_not_stop_the_audit() -> None:
+    tokens = torch.randint(1, VOCAB, (2, 11, 3), generator=torch.Generator().manual_seed(2))
+    report = kl.audit(Codec(), {"input_ids": tokens}, checks=["padding", "labels"], budget="quick")
+    assert "padding" in report.checked, report.text()
+    assert not report.findings, report.text()
+
+
+class Translator(nn.Module):
+    """A decoder that counts positions from the first column and sums up its source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.decoder = Decoder()
+
+    def forward(self, input_ids, decoder_input_ids, decoder_attention_mask=None, labels=None):
+        ones = torch.ones_like(decoder_input_ids)
+        may = ones if decoder_attention_mask is None else decoder_attention_mask
+        x = self.decoder.embed(decoder_input_ids) + self.decoder.place(ones.cumsum(1) - 1)
+        x = x + self.decoder.embed(input_ids).mean(1, keepdim=True)
+        summed = (x * may[..., None]).cumsum(1) / may.cumsum(1).clamp(min=1)[..., None]
+        logits = self.decoder.head(x + summed)
+        if labels is None:
+            return logits
+        return nn.functional.cross_entropy(logits.mT, labels), logits
+
+
+def test_the_loss_of_a_target_is_not_held_to_padding_on_the_left_that_counts_as_positions() -> None:
+    example = {"input_ids": some(), "decoder_input_ids": some()[:, :9]}
+    report = kl.audit(Translator(), example, checks=["padding"], budget="quick")
+    assert not report.findings, report.text()
+    assert "padding" in report.checked

@@ -563,6 +563,16 @@ def _before_branch(
             return
 
 
+UNINITIALIZED_OPS = {
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
+
+
 class _OpTracer(TorchFunctionMode):
     """Records each operation: the line of code that calls it, its name, its result at the reader's
     position.
@@ -573,13 +583,19 @@ class _OpTracer(TorchFunctionMode):
         self.probe = probe
         self.owner = owner  # the module whose methods are named
         self.records: list[OpRecord] = []
+        self.unwritten: dict[int, Tensor] = {}  # by address; kept, so that nothing else gets that memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for part in out if isinstance(out, tuple | list) else (out,):
             if isinstance(part, Tensor) and part.is_floating_point():
-                values = _at_reader(part, self.probe)
-                line, op = _caller_line(getattr(func, "__name__", str(func)), self.owner)
+                name = getattr(func, "__name__", str(func))
+                address = part.untyped_storage().data_ptr()
+                if name in UNINITIALIZED_OPS:
+                    self.unwritten[address] = part
+                # memory that nothing has been written to yet differs by chance, and so do views of it
+                values = None if address in self.unwritten else _at_reader(part, self.probe)
+                line, op = _caller_line(name, self.owner)
                 self.records.append((line, op, None if values is None else _flat_copy(values)))
         return out
 

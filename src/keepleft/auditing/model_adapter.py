@@ -255,18 +255,31 @@ class ModelAdapter:
         )
 
     def _find_sides(self) -> None:
-        """Of the further tensors, those with an entry for each position: actions, time features."""
+        """Of the further tensors, those with an entry for each position: actions, time features, and codes of
+        several codebooks, which have the positions behind the codebooks.
+        """
         example = self.example_arguments.get(self.main_argument)
+        self.side_axes: dict[str, int] = {}  # of positions
+        for name, value in self.extra_tensors.items():
+            if example is None or role_of(name) is not None or value.dtype == torch.bool:
+                continue
+            if (
+                value.dim() >= 2
+                and value.shape[:2] == example.shape[:2]
+                and not value.is_complex()
+                and not (value.dim() > 2 and value.shape[-1] == value.shape[-2])
+            ):
+                self.side_axes[name] = self.time_axis
+            elif (
+                value.dim() == 3
+                and self.time_axis == 1
+                and (value.shape[0], value.shape[2]) == tuple(example.shape[:2])
+                and not (value.is_floating_point() or value.is_complex())
+            ):
+                self.side_axes[name] = 2
         self.side_samplers = {
-            name: probe_inputs.SideSampler(self._swap_time_axis(value))
-            for name, value in self.extra_tensors.items()
-            if example is not None
-            and value.dim() >= 2
-            and value.shape[:2] == example.shape[:2]
-            and value.dtype != torch.bool
-            and not value.is_complex()
-            and role_of(name) is None
-            and not (value.dim() > 2 and value.shape[-1] == value.shape[-2])
+            name: probe_inputs.SideSampler(self._swap_side_axes(name, self.extra_tensors[name]))
+            for name, axis in self.side_axes.items()
         }
 
     def _find_sequences(self) -> tuple[str, str | None]:
@@ -360,10 +373,13 @@ class ModelAdapter:
             source = PaddingArgument("source_segments", "segments") if self.source_argument else None
             return PaddingArgument("segments", "segments"), source
 
+        # a mask of audio says nothing about a text beside it
+        masks_audio = "input_values" in self.signature.names and self.main_argument != "input_values"
+
         def find_argument(**forms: str) -> PaddingArgument | None:
             for role, form in forms.items():
                 name = self.signature.argument_for(role)
-                if name is not None:
+                if name is not None and not (name == "padding_mask" and masks_audio):
                     return PaddingArgument(name, form)
             return None
 
@@ -450,7 +466,9 @@ class ModelAdapter:
         out = dict(self.constant_arguments)
         for name, value in self.extra_tensors.items():
             side = inputs.sides.get(name)
-            fitted = self._fit_to_batch(value, batch, length) if side is None else self._swap_time_axis(side)
+            fitted = (
+                self._fit_to_batch(value, batch, length) if side is None else self._swap_side_axes(name, side)
+            )
             out[name] = cast(fitted)
         tokens = self._shift_left(inputs.tokens) if self.feeds_labels else inputs.tokens
         out[self.main_argument] = self._swap_time_axis(cast(tokens))
@@ -476,6 +494,11 @@ class ModelAdapter:
     def _swap_time_axis(self, tensor: Tensor) -> Tensor:
         """(B, T, …) to the model's own layout, or back."""
         return tensor if self.time_axis == 1 else tensor.transpose(0, 1)
+
+    def _swap_side_axes(self, name: str, tensor: Tensor) -> Tensor:
+        """A side (B, T, …) to the layout of that argument, or back."""
+        axis = self.side_axes[name]
+        return tensor.transpose(1, axis) if axis > 1 else self._swap_time_axis(tensor)
 
     def _fit_to_batch(self, value: Tensor, batch: int, length: int) -> Tensor:
         """A further tensor of the example with as many rows as the call, and as long where it was as long as

@@ -14,7 +14,7 @@ from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks.findings import format_size, locate, locate_nan, make_probe, remedy
 from keepleft.auditing.checks.reproducer import nan_script, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.model_adapter import Inputs, UnauditableError
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
@@ -75,6 +75,12 @@ def _agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
         out[tuple(positions.to(out.device).unbind(1))]
         for out, positions in ((a, call_pair.first_positions), (b, call_pair.second_positions))
     )
+    if first.shape != second.shape:
+        shapes = " and of ".join(str(tuple(out.shape[1:])) for out in (first, second))
+        raise UnauditableError(
+            f"the size of what {adapter.name} gives at a position follows the inputs: it is of {shapes}; "
+            "give output= to pick its logits"
+        )
     nan_masks = [out.isnan().flatten(1).any(1).cpu() for out in (first, second)]
     if bool((nan_masks[0] | nan_masks[1]).any()) and not _tolerates_nan(session, path, call_pair):
         return _report_nan(session, path, call_pair, (a, b), nan_masks)

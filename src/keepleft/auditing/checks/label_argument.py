@@ -96,7 +96,7 @@ def _shift_in_example(adapter: ModelAdapter, name: str, by_custom: int) -> int:
 def ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath) -> int:
     """The label that is ignored, -100 or -1; some token where neither is."""
     for value in (IGNORE_INDEX, -1):
-        labels = torch.full(inputs.tokens.shape[:2], value)
+        labels = torch.full_like(inputs.tokens, value)
         labels[:, 2:] = inputs.tokens[:, 2:]
         try:
             if scalar_loss(

@@ -30,6 +30,7 @@ def check_padded_loss(session: AuditSession, path: CodePath) -> None:
     if (
         padding_argument is None
         or not isinstance(adapter.sampler, TokenSampler)
+        or adapter.sampler.token_shape  # several tokens at each position
         or adapter.feeds_labels
         or adapter.is_called_by_position
         or session.has_finding("padding", "future")
@@ -42,7 +43,10 @@ def check_padded_loss(session: AuditSession, path: CodePath) -> None:
     amount = PADDING_AMOUNTS[0]
     inputs = adapter.make_inputs(1, seed=66)
     length = inputs.tokens.shape[1]
-    for side in padding_sides(padding_argument, False, positions_skip_padding(session, False)):
+    skips_padding = positions_skip_padding(session, False)
+    for side in padding_sides(padding_argument, False, skips_padding):
+        if side == "left" and not skips_padding:
+            continue  # positions count padding on the left, by convention
         label = f"padding, the loss, {path.label(1)}, on the {side}"
         with session.skip_on_error(label), adapter.on_path(path):
             keep_mask = make_keep_mask(torch.tensor([length - amount]), length, side)
