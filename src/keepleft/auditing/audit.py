@@ -174,7 +174,7 @@ def audit(
 def _select_names(kind: str, requested: Sequence[str] | None, available: Sequence[str]) -> tuple[str, ...]:
     if requested is None:
         return tuple(available)
-    requested = [requested] if isinstance(requested, str) else requested
+    requested = requested.replace(",", " ").split() if isinstance(requested, str) else requested
     for name in requested:
         if name not in available:
             raise ValueError(f"there is no {kind} {name!r}: there are {', '.join(available)}")

@@ -80,6 +80,7 @@ class CacheStepper:
     single_token: bool = False  # one token at a time only
     # as the last step left them: full passes in between change nothing of what the next sequence meets
     kept_state: isolation.StateSnapshot = field(default_factory=list)
+    kept_on: isolation.StateSnapshot | None = None  # what the path began with when it was kept
 
     def step(
         self, inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
@@ -87,12 +88,14 @@ class CacheStepper:
         """Logits of the tokens from start to start + size, and the new state; None as state starts anew."""
         snapshot = self.adapter.state_snapshot
         self.adapter.state_snapshot = []  # a cache may be kept in buffers: they stay as a step leaves them
-        isolation.restore_state(self.kept_state)
+        if self.kept_on is snapshot:  # of another path, the buffers have another dtype
+            isolation.restore_state(self.kept_state)
         try:
             with torch.no_grad():
                 return self.step_fn(inputs, start, size, state, cache_kind, path)
         finally:
             self.kept_state = self.adapter.snapshot_state()
+            self.kept_on = snapshot
             self.adapter.state_snapshot = snapshot
 
     def reorder(self, state: Any, rows: Tensor) -> Any:

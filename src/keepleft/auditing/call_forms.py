@@ -202,11 +202,14 @@ def training_step(module: nn.Module | None, example: Any) -> Callable[..., Any] 
         return None
     if has_forward and isinstance(example, Mapping) and set(example) & set(signature(module).names):
         return None
-    _, *others = inspect.signature(step).parameters
-    fixed = {name: 0 for name in others if "idx" in name or "index" in name}
+    _, *others = inspect.signature(step).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # Lightning gives the number of the batch by position, whatever it is called
+    numbers = [0 for other in others if other.kind in positional and other.default is other.empty]
+    is_numbered = not numbers and any("idx" in other.name or "index" in other.name for other in others)
 
     def call(batch: Any) -> Any:
-        return step(batch, **fixed)
+        return step(batch, *([0] if is_numbered else numbers))
 
     return call
 
@@ -293,6 +296,11 @@ class LossCall:
     layouts: list[_Layout | None] = field(default_factory=list)  # of the scores, found by the first call
     in_pieces: bool = False  # a loss that is computed in chunks
 
+    @property
+    def num_missing(self) -> int:
+        """How many tokens more than it is asked for the function gets."""
+        return max((layout.num_missing for layout in self.layouts if layout is not None), default=0)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         batch, length = _batch_and_length(self, args, kwargs)
         if not any(self.layouts):
@@ -301,7 +309,7 @@ class LossCall:
             if not any(self.layouts) and len({scores.shape[1:] for scores in found}) == 1:
                 self.layouts = [_find_layout(torch.cat(found), batch, length)]
                 self.in_pieces = any(self.layouts)
-        num_missing = max((layout.num_missing for layout in self.layouts if layout is not None), default=0)
+        num_missing = self.num_missing
         if num_missing:
             sizes = (batch, length) if self.time_axis == 1 else (length, batch)
             args = tuple(self._extend(value, "", sizes) for value in args)

@@ -320,10 +320,9 @@ def snapshot_buffers(module: nn.Module | None) -> list[SavedBuffer]:
     ]
 
 
-def restore_state(snapshot: StateSnapshot) -> bool:
-    """Restore the buffers and attributes that have changed since, and say whether any had."""
-    changed = [saved.restore() for saved in snapshot]
-    return any(changed)
+def restore_state(snapshot: StateSnapshot) -> list[SavedBuffer | SavedAttributes]:
+    """Restore the buffers and attributes that have changed since, and say which had."""
+    return [saved for saved in snapshot if saved.restore()]
 
 
 # -- outputs used again ------------------------------------------------------------------------

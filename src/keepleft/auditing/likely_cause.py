@@ -38,6 +38,9 @@ def likely_cause(
                 f"Every position reads {positions} ahead{each}: the diagonal of a mask is one off (triu "
                 "without diagonal=1), or something is shifted by one."
             )
+        if reach < (layers or 1):
+            where = f"in {reach} of {layers} layers the diagonal of a mask is one off"
+            return f"Every position reads {reach} ahead: {where}, or a window reaches to both sides."
         return f"Every position reads {reach} ahead: a convolution is padded on both sides, or a window is."
     if all(sources in (set(), everything[r]) for r, sources in enumerate(ahead)):
         readers = [r for r, sources in enumerate(ahead) if sources]

@@ -622,6 +622,11 @@ class ModelAdapter:
     # -- other forms of calls
 
     @property
+    def num_further_tokens(self) -> int:
+        """How many tokens more than a call of the audit has the model gets."""
+        return self.entry_point.num_missing if isinstance(self.entry_point, call_forms.LossCall) else 0
+
+    @property
     def is_called_by_position(self) -> bool:
         """Does each call of the audit take as many calls of the model as there are positions?"""
         return isinstance(self.entry_point, call_forms.IsolatedLossCall)
@@ -712,7 +717,8 @@ class ModelAdapter:
         except BaseException as error:  # a model may even call sys.exit
             raise CallError(_summarize_error(error)) from error
         finally:
-            self.mutates_buffers = isolation.restore_state(self.state_snapshot) or self.mutates_buffers
+            changed = isolation.restore_state(self.state_snapshot)
+            self.mutates_buffers |= any(isinstance(saved, isolation.SavedBuffer) for saved in changed)
         self.mutated_arguments |= {
             name
             for name, value, snapshot in snapshots

@@ -123,7 +123,7 @@ class AuditReport:
             if finding.line:
                 lines.append(f"   line: {finding.line}")
             if finding.reproduce:
-                lines += ["   to see it:", *(f"       {line}" for line in finding.reproduce.splitlines())]
+                lines += ["   to see it:", finding.reproduce]
         if self.findings:
             lines.append("")
         if self.checked:

@@ -23,6 +23,7 @@ from keepleft.integrations.gate import bare_module, find_sharding, original_forw
 from keepleft.nn.loss import IGNORE_INDEX
 
 MIN_LABELS = 4  # with fewer, a coincidence could pass for an order
+NO_NAMES = "the batch has no names (input_ids, labels …): it could not be checked; give a dict of tensors"
 DEFAULT_ROWS = 4  # of the batch, where the loader does not say
 MAX_CLAIM_LENGTH = 16  # of the claim's table, which only says whether every position sees every other
 MAX_PROBED_TOKENS = 64  # of the call that tells how a model shifts its labels
@@ -66,7 +67,7 @@ class BatchReport:
 
 def check_batch(
     model: Callable[..., Any] | Mask | None,
-    batch: Mapping[str, Any],
+    batch: Any,
     *,
     claim: Mask | str | None = None,
     pad_id: int | None = None,
@@ -77,8 +78,11 @@ def check_batch(
 
     model: the model that is trained on it, or only its claim. What is called `labels` is taken to be shifted
     inside the model, unless a call of the model shows otherwise; `targets` by whoever makes the batch. pad_id
-    and eos_id: taken from the model's configuration where they are not given.
+    and eos_id: taken from the model's configuration where they are not given. A batch that is no dict is left
+    unchecked, which a note says.
     """
+    if not isinstance(batch, Mapping):
+        return BatchReport(notes=(NO_NAMES,))
     if isinstance(model, Mask):
         model, claim = None, model
     if isinstance(claim, str):
@@ -118,7 +122,7 @@ def check_loader(model: Callable[..., Any], loader: Any, *, claim: Mask | str | 
         random.setstate(states[0])
         np.random.set_state(states[1])
     if not isinstance(batch, Mapping):
-        return BatchReport(notes=("the batch has no names: it could not be checked",))
+        return BatchReport(notes=(NO_NAMES,))
     return check_batch(model, batch, claim=claim)
 
 

@@ -52,7 +52,8 @@ class AuditGate:
         for name in self.options:
             if name not in parameters:
                 raise TypeError(f"{name} is no argument of keepleft.audit: there are {', '.join(parameters)}")
-        for check in self.options.get("checks") or ():
+        checks = self.options.get("checks") or ()
+        for check in checks.replace(",", " ").split() if isinstance(checks, str) else checks:
             if check not in KINDS:
                 raise ValueError(f"there is no check {check!r}: there are {', '.join(KINDS)}")
 

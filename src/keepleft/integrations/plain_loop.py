@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from keepleft.attention.masks import Mask
@@ -10,11 +11,13 @@ from keepleft.auditing.report import AuditReport
 from keepleft.integrations.collator import check_batch
 from keepleft.integrations.gate import AuditGate, OnUnchecked
 
+logger = logging.getLogger(__name__)
+
 
 def audit_before_training(
     model: Callable[..., Any],
     *,
-    batch: Mapping[str, Any] | None = None,
+    batch: Any = None,
     claim: Mask | str | None = None,
     budget: str = "quick",
     on_unchecked: OnUnchecked = "warn",
@@ -32,5 +35,6 @@ def audit_before_training(
     """
     report = AuditGate(claim, budget, on_unchecked, options).check(model)
     if batch is not None:
-        check_batch(model, batch, claim=claim).raise_for_findings()
+        for note in check_batch(model, batch, claim=claim).raise_for_findings().notes:
+            logger.warning("%s", note)
     return report

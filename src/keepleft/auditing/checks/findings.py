@@ -27,7 +27,7 @@ REMEDIES = {
         "": "let a position read itself and what came before only",
     },
     "padding": {
-        "attention": "hide padded keys from every real query",
+        "attention": "hide padded keys from every real query, and count positions from the first real token",
         "norm": "take statistics over real tokens only",
         "convolution": "set padded positions to zero before the convolution",
         "pooling": "gather over real tokens only",
@@ -38,8 +38,8 @@ REMEDIES = {
         "": "keep texts apart: attention, convolutions, states and positions begin anew with each text",
     },
     "cache": {
-        "attention": "align the mask with the end of the keys, hide slots that are not filled, and "
-        "keep keys in order",
+        "attention": "align the mask with the end of the keys, hide slots that are not filled, keep keys in "
+        "order, and count positions on",
         "": "carry state and positions on from where the last step ended",
     },
     "batch": {
@@ -121,7 +121,7 @@ def make_probe(
     return localize.Probe(
         run or (lambda: adapter.run_raw(inputs, path)),
         inputs.tokens.shape[0],
-        inputs.tokens.shape[1],
+        inputs.tokens.shape[1] + adapter.num_further_tokens,
         row,
         reader,
         adapter.parameter_dims,

@@ -45,7 +45,7 @@ def _check_magnitude(
         if sign is None:
             return _poisoned_pair(session, path, base, candidates, None)
         repeated = _repeat_row(base, len(candidates))
-        amplifier = interventions.ScoreAmplifier(length, sign)
+        amplifier = interventions.ScoreAmplifier(length + adapter.num_further_tokens, sign)
         new = perturb_rows(adapter, repeated, candidates)
         with amplifier.mode():
             base_output = adapter.run(repeated, path)
