@@ -287,7 +287,8 @@ def _check_padding(
 ) -> None:
     """Of outputs, and of the loss that the model gives itself."""
     padding.padding(session, main_paths, all_paths)
-    for path in session.within_budget(main_paths[:2], "padding, the loss"):
+    loss_paths = () if session.essential else main_paths[:2]
+    for path in session.within_budget(loss_paths, "padding, the loss"):
         check_padded_loss(session, path)
 
 
