@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
-from keepleft.auditing import isolation
+from keepleft.auditing import module_state
 
 VOCAB, WIDTH = 23, 12
 
@@ -228,20 +228,20 @@ def test_attributes_are_afterwards_what_they_were(memory):
 def test_a_buffer_that_is_bound_anew_is_restored_and_said_to_have_changed():
     memory = Buffer()
     original = memory.mean
-    snapshot = isolation.snapshot_buffers(memory)
-    assert not isolation.restore_state(snapshot)
+    snapshot = module_state.snapshot_buffers(memory)
+    assert not module_state.restore_state(snapshot)
     memory.mean = torch.ones(WIDTH)
-    assert isolation.restore_state(snapshot)
+    assert module_state.restore_state(snapshot)
     assert memory.mean is original
-    assert not isolation.restore_state(snapshot)
+    assert not module_state.restore_state(snapshot)
 
 
 def test_a_buffer_that_is_bound_anew_and_written_has_its_old_values():
     memory = Buffer()
-    snapshot = isolation.snapshot_buffers(memory)
+    snapshot = module_state.snapshot_buffers(memory)
     memory.mean.add_(2.0)
     memory.mean = torch.ones(WIDTH)
-    assert isolation.restore_state(snapshot)
+    assert module_state.restore_state(snapshot)
     assert not memory.mean.any()
 
 
@@ -275,9 +275,9 @@ class GrowsByTheLast(Growing):
 
 def test_a_table_that_has_grown_stays():
     model = Growing()
-    snapshot = isolation.snapshot_buffers(model)
+    snapshot = module_state.snapshot_buffers(model)
     model(torch.zeros(1, 9, dtype=torch.long))
-    assert not isolation.restore_state(snapshot)
+    assert not module_state.restore_state(snapshot)
     assert len(model.table) == model.covered == 9
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import keepleft as kl
 from audit.complete_model import FAULTS, VOCAB, CompleteModel
-from keepleft.auditing import isolation
+from keepleft.auditing import reused_outputs
 from keepleft.auditing.checks import agreement
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.code_paths import BUDGETS, ESSENTIAL, CodePath
@@ -194,7 +194,7 @@ class Parent(nn.Module):
 
 def test_a_submodule_is_called_once_for_equal_inputs():
     model = Parent()
-    with isolation.reuse_outputs(model):
+    with reused_outputs.reuse_outputs(model):
         outs = [model(torch.arange(3.0)) for _ in range(3)]
     assert model.child.calls == model.listed[0].calls == 1
     assert all(torch.equal(out, outs[0]) for out in outs)
@@ -211,7 +211,7 @@ def test_a_submodule_is_called_once_for_equal_inputs():
 )
 def test_a_submodule_is_called_again_for_other_inputs(first, second):
     model = Parent()
-    with isolation.reuse_outputs(model):
+    with reused_outputs.reuse_outputs(model):
         model(**first)
         out = model(**second)
     assert model.child.calls == 2
@@ -222,7 +222,7 @@ def test_a_submodule_is_called_again_for_other_inputs(first, second):
 def test_an_input_that_was_changed_in_place_is_another_input():
     model = Parent()
     x = torch.arange(3.0)
-    with isolation.reuse_outputs(model):
+    with reused_outputs.reuse_outputs(model):
         model(x)
         x[0] = 7.0
         assert torch.equal(model(x), 4 * x)
@@ -231,7 +231,7 @@ def test_an_input_that_was_changed_in_place_is_another_input():
 
 def test_the_outputs_are_used_again_for_a_while_only():
     model = Parent()
-    with pytest.raises(TypeError), isolation.reuse_outputs(model):
+    with pytest.raises(TypeError), reused_outputs.reuse_outputs(model):
         model("no tensor", factor=[])
     assert "forward" not in vars(model.child)
     assert "forward" not in vars(model.listed[0])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.masks import Mask, causal
-from keepleft.auditing import isolation, rounding
+from keepleft.auditing import isolation, module_state, rounding
 from keepleft.auditing.cache_adapters import CacheCallables
 from keepleft.auditing.call_forms import AuditAdapter
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
@@ -116,8 +116,8 @@ def audit(
             with (
                 _preserve_rng_state(),
                 _limit_threads(session),
-                isolation.preserve_state(audited.module),
-                isolation.preserve_contents(audited.module),
+                module_state.preserve_state(audited.module),
+                module_state.preserve_contents(audited.module),
                 isolation.randomize_zero_weights(audited.module) as num_zero_weights,
             ):
                 session.num_randomized = num_zero_weights

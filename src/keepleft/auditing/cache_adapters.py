@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.kv_cache import DynamicCache, StaticCache
-from keepleft.auditing import isolation, outputs
+from keepleft.auditing import module_state, outputs
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.introspect import ARGUMENT_NAMES, role_of
-from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.auditing.model_adapter import CallError, ModelAdapter
 from keepleft.models.state import DecoderState
 from keepleft.models.transformer import CausalModel, EncoderDecoder
 
@@ -79,8 +80,8 @@ class CacheStepper:
     accepts_mask_and_positions: bool = False
     single_token: bool = False  # one token at a time only
     # as the last step left them: full passes in between change nothing of what the next sequence meets
-    kept_state: isolation.StateSnapshot = field(default_factory=list)
-    kept_on: isolation.StateSnapshot | None = None  # what the path began with when it was kept
+    kept_state: module_state.StateSnapshot = field(default_factory=list)
+    kept_on: module_state.StateSnapshot | None = None  # what the path began with when it was kept
 
     def step(
         self, inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
@@ -89,7 +90,7 @@ class CacheStepper:
         snapshot = self.adapter.state_snapshot
         self.adapter.state_snapshot = []  # a cache may be kept in buffers: they stay as a step leaves them
         if self.kept_on is snapshot:  # of another path, the buffers have another dtype
-            isolation.restore_state(self.kept_state)
+            module_state.restore_state(self.kept_state)
         try:
             with torch.no_grad():
                 return self.step_fn(inputs, start, size, state, cache_kind, path)
@@ -467,7 +468,7 @@ def _from_position_argument(
             adapter, name, lambda start, size: torch.arange(start, start + size), reorder, set_up
         )
         try:
-            with isolation.preserve_state(adapter.module):
+            with module_state.preserve_state(adapter.module):
                 if _depends_on_state(stepper):
                     return stepper
         except CallError as call_error:  # without its caches, perhaps

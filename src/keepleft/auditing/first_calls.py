@@ -14,8 +14,9 @@ from keepleft.auditing import rounding
 from keepleft.auditing.call_forms import LossCall
 from keepleft.auditing.checks.between_calls import check_between_calls
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.interventions import OpCounter
-from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter, PaddingArgument, UnauditableError
+from keepleft.auditing.model_adapter import CallError, ModelAdapter, PaddingArgument, UnauditableError
 from keepleft.auditing.outputs import Selector, selector
 from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.session import AuditSession

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError, ModelAdapter
 
 AMPLIFIED_SCORE = 1e5  # the largest attention score becomes about this
 INPUT_SCALE = 1e4  # the factor of large inputs

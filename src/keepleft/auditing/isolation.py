@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from keepleft.nn.loss import IGNORE_INDEX
 
-TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # -- limits ------------------------------------------------------------------------------------
 
 
@@ -174,226 +170,6 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for submodule, name, tensor in originals:
             setattr(submodule, name, tensor)
-
-
-@contextmanager
-def preserve_state(module: nn.Module | None) -> Iterator[None]:
-    """Restore buffers (running statistics, caches), modes and attributes afterwards, and remove what was
-    added.
-    """
-    if module is None:
-        yield
-        return
-    snapshot = snapshot_buffers(module)
-    saved = [
-        (
-            submodule,
-            dict(vars(submodule)),
-            dict(submodule._parameters),
-            dict(submodule._buffers),
-            set(submodule._non_persistent_buffers_set),
-        )
-        for submodule in module.modules()
-        if not isinstance(submodule, torch.jit.ScriptModule)
-    ]
-    try:
-        yield
-    finally:
-        for submodule, attributes, parameters, buffers, non_persistent in saved:
-            vars(submodule).clear()
-            vars(submodule).update(attributes)
-            submodule._parameters.clear()
-            submodule._parameters.update(parameters)
-            submodule._buffers.clear()
-            submodule._buffers.update(buffers)
-            submodule._non_persistent_buffers_set.clear()
-            submodule._non_persistent_buffers_set.update(non_persistent)
-        restore_state(snapshot)
-
-
-@dataclass
-class SavedBuffer:
-    """A buffer as it was: where it is kept, and what it held."""
-
-    owner: dict[str, Tensor | None]
-    name: str
-    buffer: Tensor
-    version: int
-    value: Tensor
-
-    def restore(self) -> bool:
-        """Undo what has changed since, in place or by another tensor under its name; False if nothing has."""
-        current = self.owner.get(self.name)
-        # a table that has grown stays: other attributes may know how long it is
-        is_replaced = (
-            current is not self.buffer and current is not None and current.shape == self.buffer.shape
-        )
-        if is_replaced:
-            self.owner[self.name] = self.buffer
-        is_written = self.buffer._version != self.version and self.buffer.shape == self.value.shape
-        if is_written:
-            with torch.no_grad():
-                self.buffer.copy_(self.value)
-        self.version = self.buffer._version
-        return is_replaced or is_written
-
-
-@dataclass
-class SavedAttributes:
-    """What a module keeps beside its parameters and buffers, as it was: tensors, lists and dicts of them."""
-
-    owner: dict[str, Any]
-    values: dict[str, Any]
-    contents: list[tuple[Any, Any]]  # a container or tensor, and a copy of what it held
-
-    def restore(self) -> bool:
-        is_changed = self.owner.keys() != self.values.keys() or any(
-            self.owner[name] is not value for name, value in self.values.items()
-        )
-        if is_changed:
-            self.owner.clear()
-            self.owner.update(self.values)
-        for kept, copied in self.contents:
-            if isinstance(kept, Tensor):
-                if kept.shape == copied.shape and not torch.equal(kept, copied):
-                    with torch.no_grad():
-                        kept.copy_(copied)
-                    is_changed = True
-            elif len(kept) != len(copied) or _differ(kept, copied):
-                kept.clear()
-                kept.update(copied) if isinstance(kept, dict | set) else kept.extend(copied)
-                is_changed = True
-        return is_changed
-
-
-def _differ(kept: Any, copied: Any) -> bool:
-    """Do two containers of one length hold different objects?"""
-    if isinstance(kept, dict):
-        return kept.keys() != copied.keys() or any(kept[key] is not value for key, value in copied.items())
-    if isinstance(kept, set):
-        return kept != copied
-    return any(a is not b for a, b in zip(kept, copied, strict=True))
-
-
-def _save_contents(value: Any, out: list[tuple[Any, Any]], depth: int = 3) -> None:
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        out.append((value, value.detach().clone()))
-    elif isinstance(value, dict | list | set | deque) and depth:
-        out.append((value, copy.copy(value)))
-        for item in value.values() if isinstance(value, dict) else value:
-            _save_contents(item, out, depth - 1)
-
-
-def snapshot_attributes(module: nn.Module) -> list[SavedAttributes]:
-    """Of all submodules; nothing of torch's own."""
-    out = []
-    for submodule in module.modules():
-        if isinstance(submodule, torch.jit.ScriptModule):
-            continue
-        contents: list[tuple[Any, Any]] = []
-        for name, value in vars(submodule).items():
-            if name not in TORCH_ATTRIBUTES:
-                _save_contents(value, contents)
-        out.append(SavedAttributes(vars(submodule), dict(vars(submodule)), contents))
-    return out
-
-
-@contextmanager
-def preserve_contents(module: nn.Module | None) -> Iterator[None]:
-    """Restore what the lists, dicts and tensors among a module's attributes hold afterwards."""
-    snapshot = snapshot_attributes(module) if module is not None else []
-    try:
-        yield
-    finally:
-        restore_state(snapshot)
-
-
-StateSnapshot = Sequence[SavedBuffer | SavedAttributes]
-
-
-def snapshot_buffers(module: nn.Module | None) -> list[SavedBuffer]:
-    return [
-        SavedBuffer(submodule._buffers, name, buffer, buffer._version, buffer.detach().clone())
-        for submodule in (module.modules() if module is not None else ())
-        for name, buffer in submodule._buffers.items()
-        if buffer is not None and buffer.device.type != "meta" and not buffer.is_inference()
-    ]
-
-
-def restore_state(snapshot: StateSnapshot) -> list[SavedBuffer | SavedAttributes]:
-    """Restore the buffers and attributes that have changed since, and say which had."""
-    return [saved for saved in snapshot if saved.restore()]
-
-
-# -- outputs used again ------------------------------------------------------------------------
-
-_MISSING = object()
-
-
-@contextmanager
-def reuse_outputs(module: nn.Module | None) -> Iterator[None]:
-    """A module directly below the model that is called with what its last call was given returns what it
-    returned then: calls that differ in their labels alone compute the loss alone. For models that draw no
-    random numbers.
-    """
-    submodules = list(_called_submodules(module)) if module is not None else []
-    submodules = [each for each in submodules if "forward" not in vars(each)]
-    try:
-        for submodule in submodules:
-            submodule.forward = _reusing(submodule.forward)
-        yield
-    finally:
-        for submodule in submodules:
-            vars(submodule).pop("forward", None)
-
-
-def _called_submodules(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules directly below, and in lists and dicts of modules, which are not called themselves."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from _called_submodules(child)
-        elif not isinstance(child, torch.jit.ScriptModule):
-            yield child
-
-
-def _reusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    last_arguments: Any = _MISSING
-    last_output: Any = None
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal last_arguments, last_output
-        arguments = (args, kwargs)
-        if not _same_values(arguments, last_arguments):
-            last_arguments = _MISSING
-            last_output = function(*args, **kwargs)
-            last_arguments = _copy_tensors(arguments)
-        return last_output
-
-    return call
-
-
-def _same_values(a: Any, b: Any) -> bool:
-    """Are these the same numbers, in the same structure? Objects that are neither are never the same."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_same_values, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same_values(value, b[key]) for key, value in a.items())
-    return (a is None or isinstance(a, str | int | float | bool | torch.dtype | torch.device)) and a == b
-
-
-def _copy_tensors(value: Any) -> Any:
-    """The same structure with copies of its tensors, which later calls may change in place."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (tuple, list):
-        return type(value)(map(_copy_tensors, value))
-    if isinstance(value, dict):
-        return {key: _copy_tensors(item) for key, item in value.items()}
-    return value
 
 
 # -- modes, flags and implementations ----------------------------------------------------------

@@ -7,10 +7,9 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.masks import Mask, mask_table
-from keepleft.auditing import call_forms, isolation, outputs, probe_inputs
+from keepleft.auditing import call_forms, isolation, module_state, outputs, probe_inputs
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.introspect import Signature, introspect, role_of, signature, unwrap
 
 LABEL_SEED = 4711  # of labels that are given where nothing depends on them
@@ -37,68 +37,6 @@ class CallError(Exception):
 
 class UnauditableError(Exception):
     """Nothing can be audited; the message says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of a call, before they become arguments of this model."""
-
-    tokens: Tensor  # (B, T) token ids, or (B, T, D) features
-    source: Tensor | None = None  # (B, S) or (B, S, D): the sequence that is attended to
-    keep_mask: Tensor | None = None  # (B, T) True: a real token
-    source_keep_mask: Tensor | None = None  # (B, S)
-    positions: Tensor | None = None  # (B, T)
-    segments: Tensor | None = None  # (B, T) 0: padding
-    labels: Tensor | None = None  # (B, T)
-    sides: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T, …) arguments aligned with the tokens
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further arguments, by name
-
-    def but(self, **changes: Any) -> Inputs:
-        return replace(self, **changes)
-
-    @cached_property
-    def fingerprint(self) -> Hashable:
-        """The same for inputs that hold the same."""
-        return tuple(_fingerprint(getattr(self, each.name)) for each in fields(self))
-
-    def select_rows(self, rows: Tensor | slice) -> Inputs:
-        """Tokens and source of some rows, or of all rows in another order."""
-        return self.but(
-            tokens=self.tokens[rows],
-            source=None if self.source is None else self.source[rows],
-            sides={name: side[rows] for name, side in self.sides.items()},
-        )
-
-    def select_positions(self, positions: Tensor | slice) -> Inputs:
-        """Some of the tokens of each row, and what is aligned with them."""
-        return self.but(
-            tokens=self.tokens[:, positions],
-            sides={name: side[:, positions] for name, side in self.sides.items()},
-        )
-
-    def blend(self, other: Inputs, mask: Tensor) -> Inputs:
-        """With the tokens of another call, and their sides, where a mask (B, T) or (1, T) is True."""
-
-        def choose(ours: Tensor, theirs: Tensor) -> Tensor:
-            return torch.where(mask.view(*mask.shape, *[1] * (ours.dim() - 2)), theirs.to(ours.dtype), ours)
-
-        return self.but(
-            tokens=choose(self.tokens, other.tokens),
-            sides={name: choose(side, other.sides[name]) for name, side in self.sides.items()},
-        )
-
-    def mask_at(self, row: int, position: int | None = None) -> Tensor:
-        """(B, T): True in one row, or at one position of it."""
-        mask = torch.zeros(self.tokens.shape[:2], dtype=torch.bool)
-        mask[row, slice(None) if position is None else position] = True
-        return mask
-
-    def append(self, other: Inputs) -> Inputs:
-        """With the tokens of another call, and what is aligned with them, behind its own."""
-        return self.but(
-            tokens=torch.cat([self.tokens, other.tokens], 1),
-            sides={name: torch.cat([side, other.sides[name]], 1) for name, side in self.sides.items()},
-        )
 
 
 @dataclass(frozen=True)
@@ -193,7 +131,7 @@ class ModelAdapter:
         self.mutated_arguments: set[str] = set()  # in place
         self.mutates_buffers = False
         self.keeps_state = False  # in attributes, from call to call: they are restored after each
-        self.state_snapshot: isolation.StateSnapshot = []  # taken when a path is entered
+        self.state_snapshot: module_state.StateSnapshot = []  # taken when a path is entered
         # in training: dropout whose rate is no attribute; random numbers even without dropout
         self.has_functional_dropout = False
         self.random_in_training = False
@@ -717,8 +655,8 @@ class ModelAdapter:
         except BaseException as error:  # a model may even call sys.exit
             raise CallError(_summarize_error(error)) from error
         finally:
-            changed = isolation.restore_state(self.state_snapshot)
-            self.mutates_buffers |= any(isinstance(saved, isolation.SavedBuffer) for saved in changed)
+            changed = module_state.restore_state(self.state_snapshot)
+            self.mutates_buffers |= any(isinstance(saved, module_state.SavedBuffer) for saved in changed)
         self.mutated_arguments |= {
             name
             for name, value, snapshot in snapshots
@@ -787,12 +725,12 @@ class ModelAdapter:
             f"{', '.join(map(str, shapes)) or type(out).__name__}; wrap it so that it returns (B, T, …)"
         )
 
-    def snapshot_state(self) -> isolation.StateSnapshot:
+    def snapshot_state(self) -> module_state.StateSnapshot:
         """What each call begins with again."""
         if self.module is None:
             return []
-        buffers = isolation.snapshot_buffers(self.module)
-        return [*isolation.snapshot_attributes(self.module), *buffers] if self.keeps_state else buffers
+        buffers = module_state.snapshot_buffers(self.module)
+        return [*module_state.snapshot_attributes(self.module), *buffers] if self.keeps_state else buffers
 
     @contextmanager
     def on_path(self, path: CodePath) -> Iterator[None]:
@@ -833,7 +771,7 @@ class ModelAdapter:
             if path.autocast:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
             # innermost: what a call adds is removed before the weights are restored
-            stack.enter_context(isolation.preserve_state(module))
+            stack.enter_context(module_state.preserve_state(module))
             stack.callback(setattr, self, "state_snapshot", self.state_snapshot)
             self.state_snapshot = self.snapshot_state()
             yield
@@ -855,19 +793,6 @@ def perturb_rows(
                 0
             ]
     return base.blend(base.but(tokens=tokens, sides=sides), mask)
-
-
-def _fingerprint(value: Any) -> Hashable:
-    if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
-        return (
-            str(plain.dtype),
-            tuple(plain.shape),
-            hash(plain.reshape(-1).view(torch.uint8).numpy().tobytes()),
-        )
-    if isinstance(value, Mapping):
-        return tuple((name, _fingerprint(item)) for name, item in value.items())
-    return repr(value)
 
 
 def _has_axes(value: Any) -> bool:

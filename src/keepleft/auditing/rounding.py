@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError
 from keepleft.auditing.session import AuditSession
 
 MAX_ROUNDING_ULPS = 1024  # a change of more units in the last place is no rounding

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from keepleft.attention.masks import Mask, mask_table
 from keepleft.auditing.code_paths import MAX_PARAMETERS_FOR_EVERY_LENGTH, Budget, CodePath
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.interventions import OpCounter
-from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.auditing.model_adapter import CallError, ModelAdapter
 from keepleft.auditing.progress import CheckOutcome, ProgressReporter
 from keepleft.auditing.report import Finding
 

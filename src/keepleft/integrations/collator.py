@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from keepleft.attention.masks import Mask, causal, mask_table, parse_mask
-from keepleft.auditing import isolation
+from keepleft.auditing import isolation, module_state
 from keepleft.auditing.introspect import ARGUMENT_NAMES, signature
 from keepleft.auditing.report import LeakError
 from keepleft.integrations.gate import bare_module, find_sharding, original_forward
@@ -363,7 +363,7 @@ def measure_label_shift(module: nn.Module, tokens: Tensor, label_name: str) -> i
     labels[0, place] = row[0, place]
     try:
         with (
-            isolation.preserve_state(module),
+            module_state.preserve_state(module),
             isolation.preserve_modes(module),
             original_forward(module),
             torch.no_grad(),

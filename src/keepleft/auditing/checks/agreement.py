@@ -14,7 +14,8 @@ from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks.findings import format_size, locate, locate_nan, make_probe, remedy
 from keepleft.auditing.checks.reproducer import nan_script, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
-from keepleft.auditing.model_adapter import Inputs, UnauditableError
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import UnauditableError
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 

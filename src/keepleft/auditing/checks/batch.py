@@ -10,7 +10,7 @@ from torch import Tensor
 from keepleft.auditing.checks.agreement import CallPair, agree, remaining_paths
 from keepleft.auditing.checks.padding import check_padding_of_other_rows
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.session import AuditSession
 
 LARGE_BATCH_SIZE = 8  # rows: several groups, where a model mixes rows in groups of two or four

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from keepleft.auditing import isolation, localize, rounding
+from keepleft.auditing import localize, module_state, rounding
 from keepleft.auditing.checks.findings import format_size, locate
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs, UnauditableError
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import UnauditableError
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
@@ -34,7 +35,7 @@ def check_between_calls(session: AuditSession, path: CodePath) -> None:
     snapshot = adapter.state_snapshot
 
     def run_earlier(first: Inputs) -> None:
-        isolation.restore_state(snapshot)
+        module_state.restore_state(snapshot)
         adapter.state_snapshot = []  # nothing is restored in between
         adapter.run(first, path)
 
@@ -76,7 +77,7 @@ def check_between_calls(session: AuditSession, path: CodePath) -> None:
         location, line = locate(session, probes[0], probes[1])
     finally:
         adapter.state_snapshot = snapshot
-        isolation.restore_state(snapshot)
+        module_state.restore_state(snapshot)
     session.add_finding(
         Finding(
             "batch",

@@ -15,7 +15,8 @@ from keepleft.auditing.checks.cache_scripts import CachedText, cache_script
 from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 

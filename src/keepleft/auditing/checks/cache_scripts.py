@@ -15,7 +15,8 @@ from keepleft.auditing import outputs, rounding
 from keepleft.auditing.cache_adapters import SPARE_SLOTS, CacheCallables, InferenceParams
 from keepleft.auditing.checks.reproducer import UP_TO_ROUNDING, ScriptWriter, UnwritableError
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError
 from keepleft.auditing.session import AuditSession
 
 # what a call gives, by the name of its method; a piece of the text's output where none fits

@@ -11,7 +11,8 @@ from torch import Tensor
 from keepleft.auditing import localize
 from keepleft.auditing.checks import reproducer
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError
 from keepleft.auditing.report import LEAK, Finding
 from keepleft.auditing.session import AuditSession
 

@@ -14,7 +14,8 @@ from keepleft.auditing import interventions, outputs, rounding
 from keepleft.auditing.checks import findings, reproducer
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
 from keepleft.auditing.code_paths import CodePath, lengths_beyond_window, lengths_to_try, nearby_lengths
-from keepleft.auditing.model_adapter import CallError, Inputs, perturb_rows
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError, perturb_rows
 from keepleft.auditing.probe_inputs import (
     Perturbation,
     first_middle_last,

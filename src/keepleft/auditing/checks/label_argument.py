@@ -11,8 +11,9 @@ from torch import Tensor
 from keepleft.auditing import outputs
 from keepleft.auditing.checks.label_scripts import LossScripts
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.localize import loss_line
-from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.auditing.model_adapter import CallError, ModelAdapter
 from keepleft.auditing.session import AuditSession
 from keepleft.nn.loss import IGNORE_INDEX
 

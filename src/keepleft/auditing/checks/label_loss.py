@@ -14,7 +14,8 @@ from keepleft.auditing.checks.label_argument import (
     loss_scripts,
 )
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 from keepleft.nn.loss import IGNORE_INDEX

@@ -12,7 +12,7 @@ from torch import Tensor
 from keepleft.auditing import outputs
 from keepleft.auditing.checks.reproducer import UP_TO_ROUNDING, ScriptWriter, UnwritableError, literal
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.session import AuditSession
 
 # (what a call returned, the inputs of the call) → logits (B, T, V), and the loss

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.auditing import isolation, rounding
+from keepleft.auditing import reused_outputs, rounding
 from keepleft.auditing.call_forms import IsolatedLossCall
 from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import format_size, remedy
@@ -63,7 +63,7 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
                 continue
             # where only labels differ, all but the loss of a large model is computed once
             is_reusable = session.is_large and not (path.train and adapter.random_in_training)
-            reuse = isolation.reuse_outputs(adapter.module) if is_reusable else nullcontext()
+            reuse = reused_outputs.reuse_outputs(adapter.module) if is_reusable else nullcontext()
             with reuse:
                 try:
                     _check_loss(session, path, label_argument)

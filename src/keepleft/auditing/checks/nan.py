@@ -13,7 +13,8 @@ from keepleft.auditing.checks.findings import add_nan_finding, remedy
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
 from keepleft.auditing.checks.reproducer import gradient_script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
-from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import CallError
 from keepleft.auditing.report import LEAK, WARNING, Finding
 from keepleft.auditing.session import AuditSession
 

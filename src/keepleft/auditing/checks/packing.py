@@ -14,8 +14,9 @@ from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import add_nan_finding
 from keepleft.auditing.checks.label_scripts import LossScripts
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.localize import loss_line
-from keepleft.auditing.model_adapter import Inputs, ModelAdapter
+from keepleft.auditing.model_adapter import ModelAdapter
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession, RunCache
 

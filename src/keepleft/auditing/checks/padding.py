@@ -9,7 +9,8 @@ from torch import Tensor
 
 from keepleft.auditing.checks.agreement import CallPair, agree, remaining_paths
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs, ModelAdapter, PaddingArgument
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import ModelAdapter, PaddingArgument
 from keepleft.auditing.session import AuditSession
 
 PADDING_AMOUNTS = (3, -2, 1, 6)  # positions; -2: all but two

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keepleft.auditing import call_forms, outputs
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.outputs import Selector
 from keepleft.auditing.report import MODEL_COMMENT
 from keepleft.auditing.session import AuditSession

@@ -15,7 +15,8 @@ from keepleft.auditing import interventions, localize, rounding
 from keepleft.auditing.checks import findings
 from keepleft.auditing.checks.reproducer import literal, script
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
-from keepleft.auditing.model_adapter import Inputs, perturb_rows
+from keepleft.auditing.inputs import Inputs
+from keepleft.auditing.model_adapter import perturb_rows
 from keepleft.auditing.probe_inputs import Perturbation, first_middle_last, perturbations
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession

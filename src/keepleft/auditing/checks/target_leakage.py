@@ -17,7 +17,7 @@ from keepleft.auditing.checks.label_argument import (
 )
 from keepleft.auditing.checks.reproducer import script
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.probe_inputs import TokenSampler, first_middle_last
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
