@@ -489,9 +489,9 @@ MUTANTS = [
     ),
     Mutant(
         "a draft reads on behind what was refused",
-        "decoding/speculative.py",
-        "self.state.crop(len(self.cached_tokens) - common_length)",
-        "self.state.crop(max(0, len(self.cached_tokens) - common_length - 1))",
+        "decoding/prefix_reuse.py",
+        "state.crop(num_dropped)",
+        "state.crop(max(0, num_dropped - 1))",
         AHEAD,
     ),
     Mutant(

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from keepleft.attention.masks import full
 from keepleft.auditing import rounding
-from keepleft.auditing.call_forms import LossCall
+from keepleft.auditing.call_forms import BatchCall, LossCall
 from keepleft.auditing.checks.between_calls import check_between_calls
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.inputs import Inputs
 from keepleft.auditing.interventions import OpCounter
+from keepleft.auditing.introspect import role_of, signature
 from keepleft.auditing.model_adapter import CallError, ModelAdapter, PaddingArgument, UnauditableError
 from keepleft.auditing.outputs import Selector, selector
 from keepleft.auditing.probe_inputs import TokenSampler
@@ -39,7 +40,9 @@ def smoke_test(session: AuditSession) -> None:
             shape = tuple(adapter.make_inputs(2).tokens.shape)
             raise UnauditableError(
                 f"{adapter.name} does not run on {adapter.main_argument} of shape {shape}: {error}"
+                f"{_hint(adapter, error)}"
             ) from error
+        _compare_shapes(session)
         inputs = adapter.make_inputs(2)
         other_inputs = adapter.make_inputs(2, seed=1)
         versions = _weight_versions(adapter)
@@ -87,6 +90,41 @@ def smoke_test(session: AuditSession) -> None:
             )
         if adapter.padding_argument is not None and adapter.padding_argument.name == "mask":
             _detect_mask_polarity(adapter, adapter.padding_argument, path)
+
+
+def _hint(adapter: ModelAdapter, error: CallError) -> str:
+    """What may help where the first call fails."""
+    if isinstance(error.__cause__, IndexError) and isinstance(adapter.sampler, TokenSampler):
+        return f"; {len(adapter.sampler.pool)} token ids were tried: say how many it has with vocab="
+    if isinstance(adapter.entry_point, BatchCall):
+        given = ", ".join(adapter.entry_point.leaves)
+        taken = ", ".join(signature(adapter.entry_point.function).names)
+        return f"; one batch was made of the example's {given}, since it takes {taken}"
+    if not adapter.example_arguments:
+        return "; give an example of what it takes"
+    return ""
+
+
+def _compare_shapes(session: AuditSession) -> None:
+    """Note masks, positions and segments of the example that are not those of its tokens: others are made."""
+    adapter = session.adapter
+    example = {name: value for name, value in adapter.example_arguments.items() if isinstance(value, Tensor)}
+    token_shapes = {
+        name: tuple(example[name].shape[:2])
+        for name in (adapter.main_argument, adapter.source_argument)
+        if name in example
+    }
+    for name, value in example.items():
+        if (
+            token_shapes
+            and role_of(name) in ("keep", "drop", "positions", "segments")
+            and value.dim() == 2
+            and tuple(value.shape) not in token_shapes.values()
+        ):
+            shapes = ", ".join(f"{token} {shape}" for token, shape in token_shapes.items())
+            session.note(
+                f"the example's {name} {tuple(value.shape)} does not fit its {shapes}: others were made"
+            )
 
 
 def _restarts(session: AuditSession, path: CodePath) -> bool:

@@ -195,8 +195,10 @@ class AuditSession:
             if path.but(dtype=None) != CodePath():
                 self.skip(f"length {length}, {path.label()}", error)
             elif length > adapter.length:
-                self.run_cache.rejected_length = min(self.run_cache.rejected_length, length)
-                self.skip(f"lengths from {length} on", error)
+                if length < self.run_cache.rejected_length:  # one line says it
+                    self.skipped = [line for line in self.skipped if not line.startswith("lengths from ")]
+                    self.run_cache.rejected_length = length
+                    self.skip(f"lengths from {length} on", error)
             else:
                 self.skip(f"length {length}", error)
             return False
