@@ -192,18 +192,21 @@ class AuditSession:
             with adapter.on_path(path):
                 adapter.run(adapter.make_inputs(1, length), path)
         except CallError as error:
-            if path.but(dtype=None) != CodePath():
-                self.skip(f"length {length}, {path.label()}", error)
-            elif length > adapter.length:
-                if length < self.run_cache.rejected_length:  # one line says it
-                    self.skipped = [line for line in self.skipped if not line.startswith("lengths from ")]
-                    self.run_cache.rejected_length = length
-                    self.skip(f"lengths from {length} on", error)
-            else:
-                self.skip(f"length {length}", error)
+            self._reject_length(path, length, error)
             return False
         self.run_cache.accepted_lengths.add((path, length))
         return True
+
+    def _reject_length(self, path: CodePath, length: int, error: CallError) -> None:
+        """Report that the model takes no sequence of this length; on the plain path, none that is longer."""
+        if path.but(dtype=None) != CodePath():
+            self.skip(f"length {length}, {path.label()}", error)
+        elif length <= self.adapter.length:
+            self.skip(f"length {length}", error)
+        elif length < self.run_cache.rejected_length:  # one line says it
+            self.skipped = [line for line in self.skipped if not line.startswith("lengths from ")]
+            self.run_cache.rejected_length = length
+            self.skip(f"lengths from {length} on", error)
 
     # -- results
 

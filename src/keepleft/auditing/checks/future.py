@@ -125,8 +125,6 @@ def _check_path(
         return
     if not session.run_cache.first_visit(key):
         return
-    if sweep and not session.accepts_length(path, length):
-        return
     with session.skip_on_error(label), adapter.on_path(path):
         allowed = session.allowed_mask(length)
         candidates = perturbations(allowed, seeds, change_names)
@@ -146,9 +144,14 @@ def _check_path(
         if sweep and not session.budget.exhaustive and not _is_near_number(session, length):
             stride = max(1, -(-len(candidates) // batch))  # one batch; others at the next length
             candidates = candidates[length % stride :: stride]
-        session.record_path(path, batch, length)
         base = adapter.make_inputs(batch, length, seed=length)
-        out = adapter.run(base, path)
+        try:
+            out = adapter.run(base, path)
+        except CallError:
+            if not sweep or session.accepts_length(path, length):
+                raise
+            return
+        session.record_path(path, batch, length)
         scale = rounding.scale(out)
         if out.isnan().any() and path.dtype is None and not path.autocast:
             findings.add_nan_finding(session, path, base, out, ON_PLAIN_INPUTS)
