@@ -191,7 +191,7 @@ def session_of(model, budget="quick", **changes):
     return session
 
 
-@pytest.mark.parametrize(("budget", "power"), [("quick", 128), ("standard", 256), ("full", 256)])
+@pytest.mark.parametrize(("budget", "power"), [("quick", 128), ("standard", 128), ("full", 256)])
 def test_every_short_length_and_powers_of_two_are_among_them_where_asked_for(budget, power):
     session = session_of(Choosing(lambda _: False), budget)
     every = set(lengths_to_try(session, every=True))

@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -144,6 +145,12 @@ def locate(
     adapter = session.adapter
     try:
         location = localize.locate(adapter.module, first, second, tolerance)
+        if not location.module and adapter.num_further_tokens:  # tokens may be shifted before they are read
+            shorter = [
+                replace(probe, length=probe.length - adapter.num_further_tokens) for probe in (first, second)
+            ]
+            location = localize.locate(adapter.module, *shorter, tolerance)
+            first, second = shorter if location.module else (first, second)
     except CallError:
         return localize.Location(), ""
     if adapter.module is None:
