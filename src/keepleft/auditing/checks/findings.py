@@ -145,12 +145,13 @@ def locate(
     adapter = session.adapter
     try:
         location = localize.locate(adapter.module, first, second, tolerance)
-        if not location.module and adapter.num_further_tokens:  # tokens may be shifted before they are read
-            shorter = [
-                replace(probe, length=probe.length - adapter.num_further_tokens) for probe in (first, second)
-            ]
-            location = localize.locate(adapter.module, *shorter, tolerance)
-            first, second = shorter if location.module else (first, second)
+        num_further = adapter.num_further_tokens
+        if not location.module and num_further:  # tokens may be shifted before they are read
+            shorter_first = replace(first, length=first.length - num_further)
+            shorter_second = replace(second, length=second.length - num_further)
+            location = localize.locate(adapter.module, shorter_first, shorter_second, tolerance)
+            if location.module:
+                first, second = shorter_first, shorter_second
     except CallError:
         return localize.Location(), ""
     if adapter.module is None:
