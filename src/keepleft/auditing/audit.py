@@ -276,7 +276,7 @@ def _run_checks_once(
     session.progress.start_pass(list(check_runs))
     for name, run_check in check_runs.items():
         session.progress.start_check(name)
-        session.limit_check(time_shares.get(name, 1.0))
+        session.limit_check(time_shares.get(name, 0.1 if time_shares else 1.0))
         _run_check(session, name, run_check)
         if session.progress.is_last_pass:
             session.progress.end_check(*session.outcome(name))

@@ -72,6 +72,7 @@ class AuditSession:
     float64_support: bool | None = None  # None: not tried yet
     quantized: bool = False
     num_randomized: int = 0  # weights that were all zero
+    num_granted: int = 0  # comparisons that are made whatever the time
     check_ends_at: float = math.inf  # by the clock: what is left of a check then is left out
     # further lengths to try
     lengths: list[int] = field(default_factory=list)
@@ -324,7 +325,7 @@ class AuditSession:
         """Is the time of the budget up? The first round over a large model is finished all the same: one pass
         of every kind is what a verdict needs.
         """
-        if self.seconds is None or self.essential:
+        if self.seconds is None or self.essential or self.num_comparisons < self.num_granted:
             return False
         now = time.monotonic()
         return now - self.started_at > self.seconds or now > self.check_ends_at
@@ -337,6 +338,8 @@ class AuditSession:
     def limit_check(self, share: float) -> None:
         """The check that begins now takes no more than this share of the time: some is left for others."""
         self.check_ends_at = math.inf if self.seconds is None else time.monotonic() + share * self.seconds
+        # a check that has not been made yet gets one comparison, however late it is
+        self.num_granted = self.num_comparisons + 1 if share < 1 else 0
 
     @property
     def out_of_time_message(self) -> str:
