@@ -53,6 +53,20 @@ BATCH_NORM = "BatchNorm in training takes its statistics over the batch, as it i
 LEARNED_FROM_FIRST_COLUMN = (
     "Its positions are counted from the first column and it takes no position ids: pad on the right."
 )
+# decoders of encoder-decoders, which are also there by themselves
+BART_LIKE_DECODERS = (
+    "BartForCausalLM",
+    "BigBirdPegasusForCausalLM",
+    "BlenderbotForCausalLM",
+    "BlenderbotSmallForCausalLM",
+    "MBartForCausalLM",
+    "MarianForCausalLM",
+    "MvpForCausalLM",
+    "PLBartForCausalLM",
+    "PegasusForCausalLM",
+    "TrOCRForCausalLM",
+    "WhisperForCausalLM",
+)
 # (class, kind) → why what was seen is meant, or why it is not seen here
 BY_DESIGN: dict[tuple[str, str], str] = {
     ("PaliGemmaForConditionalGeneration", "future"): (
@@ -103,38 +117,8 @@ BY_DESIGN: dict[tuple[str, str], str] = {
         "In training the tokens of other rows, padding too, share the capacity of experts; the row "
         "that moves has no padding, and alone it is not moved by any."
     ),
-    **{
-        (name, "padding"): DECODER_POSITIONS
-        for name in (
-            "BartForCausalLM",
-            "BigBirdPegasusForCausalLM",
-            "BlenderbotForCausalLM",
-            "BlenderbotSmallForCausalLM",
-            "MBartForCausalLM",
-            "MarianForCausalLM",
-            "MvpForCausalLM",
-            "PLBartForCausalLM",
-            "PegasusForCausalLM",
-            "TrOCRForCausalLM",
-            "WhisperForCausalLM",
-        )
-    },
-    **{
-        (name, "labels"): DECODER_LABELS
-        for name in (
-            "BartForCausalLM",
-            "BigBirdPegasusForCausalLM",
-            "BlenderbotForCausalLM",
-            "BlenderbotSmallForCausalLM",
-            "MBartForCausalLM",
-            "MarianForCausalLM",
-            "MvpForCausalLM",
-            "PLBartForCausalLM",
-            "PegasusForCausalLM",
-            "TrOCRForCausalLM",
-            "WhisperForCausalLM",
-        )
-    },
+    **{(name, "padding"): DECODER_POSITIONS for name in BART_LIKE_DECODERS},
+    **{(name, "labels"): DECODER_LABELS for name in BART_LIKE_DECODERS},
 }
 
 # a class without findings, for --smoke
